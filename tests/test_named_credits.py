@@ -192,6 +192,8 @@ def test_a_teacher_judges_each_token() -> None:
     groups = [[made, rollout(failure="x")]]
     assert list(opd(groups, heard)) == [[[[0.5, -1.25], [0.0]], None]]
     assert worths_of_calls(lambda _: opd(groups, heard), groups[0]) == [[[0.5, -1.25], [0.0]], []]
+    once = [[map(iter, [[0.5, -1.25], [0.0]]), iter(())]]  # iterators can be read only once
+    assert worths_of_calls(lambda _: once, groups[0]) == [[[0.5, -1.25], [0.0]], []]
     bare = attrs.evolve(made, triplets=[attrs.evolve(triplets[0], logprobs=None)])
     with pytest.raises(AgentrigError, match=r"call c0 has none: use a server that returns `logprobs`"):
         list(opd([[bare]], heard))

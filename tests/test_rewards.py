@@ -112,17 +112,39 @@ def test_what_is_correct_is_true_or_false(correct: Any) -> None:
     assert Score.ok(1.0, correct=np.bool_(True)).correct is True
 
 
+class Fickle(Score):
+    """A score that has another value whenever it is read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name == "value" and isinstance(found, float):
+            object.__setattr__(self, name, found * 1e9 if found < 1e18 else math.nan)
+        return found
+
+
 @pytest.mark.parametrize("many", [False, True])
-def test_a_score_that_was_changed_after_it_was_made_is_invalid(many: bool) -> None:
-    def forge(*_: Any) -> Score:
+def test_a_score_that_changes_after_it_was_made_is_read_once(many: bool) -> None:
+    """One of a class of the plugin's own ended the run in two tracebacks."""
+
+    def forged(*_: Any) -> Score:
         score = Score.ok(0.5)
         object.__setattr__(score, "value", math.nan)
         return score
 
-    reward: Any = _Batch(lambda items: [forge() for _ in items]) if many else forge
-    score = Scorer(reward, budget_s=5)(ITEMS[:1])[0]
+    def fickle(*_: Any) -> Score:
+        score = Fickle(status="ok", value=0.0)
+        object.__setattr__(score, "value", 0.5)
+        return score
+
+    def judged(make: Callable[[], Score]) -> Score:
+        reward: Any = _Batch(lambda items: [make() for _ in items]) if many else lambda *_: make()
+        return Scorer(reward, budget_s=5)(ITEMS[:1])[0]
+
+    score = judged(forged)
     assert (score.status, score.value) == ("invalid", None)
     assert "a score's value is nan" in score.details["reason"]
+    score = judged(fickle)
+    assert (type(score), score.status, score.value, score.correct) == (Score, "ok", 0.5, False)
 
 
 def judged(answer: Any, *, many: bool, process: bool) -> Score:
@@ -378,7 +400,8 @@ def register_rewards():
 if __name__ == "__main__":
     plan = RewardPlan(name="harm", config={}, files=(sys.argv[0],), budget_s=30)
     judge = Scorer(harm, budget_s=30, threads=1, plan=plan, process=True)
-    for do in ("print('a' * 300_000)", "os.closerange(3, 200)", "os._exit(0)"):
+    kills = "os.kill(os.getppid(), 9); import time; time.sleep(60)"
+    for do in ("print('a' * 300_000)", "os.closerange(3, 200)", "os._exit(0)", kills):
         task = Task(id="t", input={}, private={"do": do})
         (score,) = judge([(task, Outcome(answer="a"), Trace(rollout_id="r"))])
         print("judged", score.value, dict(score.details), file=sys.stderr)
@@ -390,9 +413,13 @@ def test_a_reward_that_harms_its_process_is_named_and_not_the_agent(tmp_path: Pa
     (tmp_path / "harm.py").write_text(HARMS)
     done = subprocess.run([sys.executable, tmp_path / "harm.py"], capture_output=True, text=True, timeout=60)
     assert done.stderr.count("judged 1.0 {") == 1, done.stderr
-    assert "agentrig: the reward in runner" in done.stderr
-    assert "agentrig: the reward has closed the connection to the run, and this runner ends" in done.stderr
+    assert "agentrig: the reward in process" in done.stderr
+    assert "agentrig: the reward has closed the connection to the run, and this process ends" in done.stderr
     assert done.stderr.count("does the reward, or what it calls, call os._exit, or close files") == 2
+    assert re.search(r"the reward's process \d+ died \(killed by SIGKILL\), while it judged task t\n", done.stderr)
+    died = "the reward gave no score: the reward's process died (killed by SIGKILL)"
+    assert f"judged None {{'reason': \"{died}\"}}" in done.stderr, done.stderr
+    assert "runner" not in done.stderr
     assert not re.search(r"\ban? agent\b|\bthe agent\b", done.stderr)
 
 

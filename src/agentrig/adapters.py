@@ -41,7 +41,11 @@ It may also have a method `left_out(trace, call)`, which returns why it keeps no
 
 
 def identified(triplets: Sequence[Triplet], trace: Trace) -> list[Triplet]:
-    """Return triplets with their calls' spans: one without gets the first call with its tokens that is still free."""
+    """Return triplets with their calls' spans: one without gets the first call with its tokens that is still free.
+
+    They are plain ones, read once: those of an adapter may be of a class whose fields change.
+    """
+    triplets = [_plain(triplet) for triplet in triplets]
     taken = {t.span_id for t in triplets}
     found = []
     for triplet in triplets:
@@ -53,6 +57,18 @@ def identified(triplets: Sequence[Triplet], trace: Trace) -> list[Triplet]:
                 taken.add(call.id)
         found.append(triplet)
     return found
+
+
+def _plain(triplet: Triplet) -> Triplet:
+    logprobs = triplet.logprobs
+    return Triplet(
+        prompt_ids=tuple(triplet.prompt_ids),
+        response_ids=tuple(triplet.response_ids),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        reward=triplet.reward,
+        node=triplet.node,
+        span_id=triplet.span_id,
+    )
 
 
 def same_tokens(call: Span, triplet: Triplet) -> bool:

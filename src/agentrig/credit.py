@@ -18,7 +18,7 @@ from agentrig.adapters import Triplet
 from agentrig.demonstrations import LEARN
 from agentrig.endpoints import LIMIT, Endpoint
 from agentrig.errors import AgentrigError, place_of
-from agentrig.processes.ends import forks_ended
+from agentrig.processes.put_back import put_back
 from agentrig.rewards import given, given_to_calls
 from agentrig.rollouts import Rollout
 from agentrig.secrets import Secret, http_address
@@ -386,7 +386,7 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[Ca
     for place, rollout in enumerate(rollouts):
         groups[rollout.group].append(place)
     try:
-        with forks_ended("the credit"):
+        with put_back("the credit"):
             found = list(credit([[rollouts[i] for i in places] for places in groups.values()]))
     except AgentrigError:
         raise
@@ -398,16 +398,18 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[Ca
             pair for pairs in zip(groups.values(), found, strict=True) for pair in zip(*pairs, strict=True)
         ):
             triplets = rollouts[place].triplets
-            calls = list(whole) if isinstance(whole, Iterable) else [whole] * len(triplets)
+            given = list(whole) if isinstance(whole, Iterable) else [whole] * len(triplets)
+            # Each is read once: it may be an iterator, or of a class that gives others each time.
+            calls: list[CallWorth] = [list(worth) if isinstance(worth, Iterable) else worth for worth in given]
             if len(calls) != len(triplets):
                 raise ValueError(f"{len(calls)} for the {len(triplets)} calls of {rollouts[place].id}")
             for worth, triplet in zip(calls, triplets, strict=True):
-                tokens = list(worth) if isinstance(worth, Iterable) else [0.0 if worth is None else worth]
-                if isinstance(worth, Iterable) and len(tokens) != len(triplet.response_ids):
+                tokens = worth if isinstance(worth, list) else [0.0 if worth is None else worth]
+                if isinstance(worth, list) and len(tokens) != len(triplet.response_ids):
                     raise ValueError(f"{len(tokens)} for the {len(triplet.response_ids)} tokens of {triplet.span_id}")
                 if not all(map(math.isfinite, tokens)):
                     raise ValueError(f"{worth} for rollout {rollouts[place].id}")
-            worths[place] = [list(worth) if isinstance(worth, Iterable) else worth for worth in calls]
+            worths[place] = calls
     except (TypeError, ValueError) as error:
         raise AgentrigError(
             "the credit has to return, for each group, a list with a worth for each rollout: a finite number for all "

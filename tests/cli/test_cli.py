@@ -323,6 +323,35 @@ def test_what_a_plugin_has_forked_ends_with_the_command(here: Path) -> None:
     assert done.returncode == 0
 
 
+STARTS = """
+    from agentrig.run.splits import read_split
+    class Tasks:
+        splits = ["train"]
+        def load(self, split):
+            away = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            print(subprocess.Popen(["sleep", "100"], **away).pid, subprocess.Popen(["true"], **away).pid)
+            if JOINED:
+                import multiprocessing
+                process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,))
+                process.start()
+                print(process.pid)
+            return []
+    read_split(Tasks(), "train", who="task set mine")
+"""
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_a_task_set_has_started_ends_with_the_command(here: Path, joined: bool) -> None:
+    """It stayed without a word; and Python waited at the end for a process of `multiprocessing` that is no daemon."""
+    done = ended(here, STARTS.replace("JOINED", str(joined)))
+    left, _, *more = map(int, done.stdout.split())
+    said = "agentrig: `load` of task set mine left a process running: {}: ended with this command"
+    names = re.sub(r"python[\d.]*", "python", done.stderr).splitlines()
+    assert names == [said.format(each) for each in (*(f"python ({pid})" for pid in more), f"sleep ({left})")]
+    assert not any(map(psutil.pid_exists, [left, *more]))
+    assert done.returncode == 0
+
+
 def test_what_a_file_brings_is_shown_with_its_path(toy_file: str) -> None:
     for words in ([], ["show", "toy-number"], ["show", "toy_plugin"]):
         done = invoke("plugins", "--plugin", toy_file, *words)

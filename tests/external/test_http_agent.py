@@ -324,10 +324,6 @@ def test_rollouts_of_a_runner_share_a_loop_and_a_slow_one_holds_up_no_other() ->
         assert outcomes == ["quick"]
         go.set()
         slow.join()
-    loop.call_soon_threadsafe(loop.stop)
-    while loop.is_running():
-        time.sleep(0.01)
-    loop.close()
     assert outcomes == ["quick", "slow"]
 
 

@@ -44,7 +44,7 @@ assert engine._adapt(rollout).failure is None
 worths_of_calls(made["credit"], [rollout])
 registry.add_observer(made["observer"], "forks")
 registry.notify("on_run_end", event=None)
-print("the end", os.waitstatus_to_exitcode(os.wait()[1]))
+print(f"the end in {os.getcwd()}", os.waitstatus_to_exitcode(os.wait()[1]) if "FORKS" in os.environ else "")
 """
 
 SOURCE = """
@@ -88,26 +88,33 @@ TEXT = (
     ("place", "who"),
     [
         ("import", "plugin forking_plugin"),
-        ("build", "the tasks forks"),
+        ("build", "the task set forks"),
         ("load", "`load` of task set forks, split train,"),
         ("adapter", "the adapter"),
         ("credit", "the credit"),
         ("observer", "observer forks"),
     ],
 )
-def test_what_a_plugin_forks_does_not_go_on_as_a_second_command(place: str, who: str) -> None:
+def test_what_a_plugin_forks_or_where_it_goes_changes_nothing_for_the_command(
+    place: str, who: str, tmp_path: Path
+) -> None:
+    """A `load` that went elsewhere took the run's directory with it; then the reward was blamed, and the run ended."""
     file = Path(__file__).parents[1] / "support" / "forking_plugin.py"
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, str(file)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "FORKS": place},
-    )
-    assert (done.stdout, done.returncode) == ("the end 1\n", 0), done.stderr
+
+    def does(**how: str) -> subprocess.CompletedProcess[str]:
+        command, env = [sys.executable, "-c", FORKS, os.path.relpath(file, tmp_path)], {**os.environ, **how}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path)
+
+    done = does(FORKS=place)
+    assert (done.stdout, done.returncode) == (f"the end in {tmp_path} 1\n", 0), done.stderr
     assert done.stderr.startswith(f"agentrig: {who}"), done.stderr
     assert "forking_plugin.py:" in done.stderr
     assert "and the child came back: it is ended. End a child by os._exit" in done.stderr
+    done = does(MOVES=place)
+    assert (done.stdout, done.returncode) == (f"the end in {tmp_path} \n", 0), done.stderr
+    assert done.stderr.startswith(who.partition(",")[0]), done.stderr
+    said = f" changed the current directory to /; it is {tmp_path} again, where this command was started: relative"
+    assert done.stderr.count(said) == 1
 
 
 @pytest.mark.parametrize(

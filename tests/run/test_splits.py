@@ -135,11 +135,18 @@ def test_rows_of_a_class_that_gives_others_each_time_are_taken_over_once(own: Ca
     more = """
 class Liar(list):
     def __len__(self): return 7
-    def __iter__(self): return iter([row(0)])
+    def __iter__(self): return iter([Counts(id="t-0", input={}, private={})])
+
+class Counts(Task):
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name == "id":
+            object.__setattr__(self, name, f"{found}+")
+        return found
 """
     _, rows = loaded(own("return Liar([row(1), row(2)])", more=more))["train"]
     assert type(rows) is list
-    assert [task.id for task in rows] == ["t-0"]
+    assert [(type(task), task.id, task.id) for task in rows] == [(Task, "t-0", "t-0")]
 
 
 def test_a_wrong_row_ends_the_run_before_it_begins(
@@ -182,8 +189,8 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
             "Own.load = lambda self, split: []",
             "has no tasks.\n  None of its splits has a task (train, dev): give it data",
         ),
-        ("del Own.load", "the tasks own cannot be built: `build` (my_tasks.py:"),
-        ("Own.__init__ = lambda self: {}['rows']", "the tasks own cannot be built: KeyError: 'rows' (my_tasks.py:"),
+        ("del Own.load", "the task set own cannot be built: `build` (my_tasks.py:"),
+        ("Own.__init__ = lambda self: {}['rows']", "the task set own cannot be built: KeyError: 'rows' (my_tasks.py:"),
     ],
 )
 def test_the_error_of_an_incomplete_task_set_says_what_to_write(own: Callable[..., Plan], more: str, said: str) -> None:
@@ -285,6 +292,26 @@ def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., 
     with pytest.raises(PluginError, match=said):
         loaded(own("import json\njson.dumps = lambda value: ''\nreturn sound(split)"))
     assert json.dumps is before
+
+
+def test_a_task_set_or_a_file_that_changes_the_directory_moves_no_run(
+    own: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run was in elsewhere/runs, a file of the command was not found there, and the reward was blamed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    body, more = "import os\nos.chdir('b')\nreturn sound(split)", "import os\nos.chdir('a')"
+    plan = own(body, "run.directory=runs", split="dev", more=more)
+    train(plan)
+    assert (tmp_path / "runs" / "one" / "summary.json").is_file()
+    said = "changed the current directory to {}; it is {} again, where this command was started"
+    own(body, more=more)  # in a command it is said once
+    found = [r.message for r in caplog.records if "directory" in r.message]
+    assert [text.partition(": relative")[0] for text in found] == [
+        f"plugin my_tasks ({tmp_path / 'my_tasks.py'}) {said.format(tmp_path / 'a', tmp_path)}",
+        f"`load` of task set own {said.format(tmp_path / 'b', tmp_path)}",
+    ]
 
 
 def test_a_task_set_that_replaces_what_the_run_uses_while_it_is_built_ends_the_run(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from model_server import ModelServer
 
-from agentrig import Endpoint, Score, Task
+from agentrig import Endpoint, Score, Task, Triplet
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
 from agentrig.runners.scorer import Scorer
@@ -119,6 +119,25 @@ def test_an_adapter_that_raises_is_a_failure(roll: Roll) -> None:
     for r in roll(tasks_of(""), adapter=adapter):
         assert (r.failure, r.value, r.score) == ("adapter-error", None, None)
         assert re.fullmatch(r"IndexError: no first call \(test_engine\.py:\d+ in adapter\)", r.outcome.message)
+
+
+class Fickle(Triplet):
+    """A triplet that has fewer tokens whenever it is read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name == "response_ids":
+            object.__setattr__(self, name, found[1:])
+        return found
+
+
+def test_triplets_of_a_class_that_changes_are_taken_over_once(roll: Roll) -> None:
+    def adapter(trace: Any) -> Any:
+        return [Fickle(prompt_ids=[1], response_ids=[1, 2, 3], span_id=call.id) for call in trace.llm_calls()]
+
+    for r in roll(tasks_of(""), adapter=adapter):
+        (triplet,) = r.triplets
+        assert (type(triplet), triplet.response_ids, triplet.response_ids) == (Triplet, (1, 2, 3), (1, 2, 3))
 
 
 def test_groups_are_spread_over_several_endpoints(model: ModelServer, roll: Roll) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
 from agentrig.processes import forks
-from agentrig.runners.attempt import failure_kind, run_agent
+from agentrig.runners.attempt import failure_kind, run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 
@@ -499,15 +500,9 @@ def test_wake_ends_a_wait(start: Start) -> None:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
+def loop() -> asyncio.AbstractEventLoop:
     """A loop in a thread, as a runner has one."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    return running_loop()
 
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
@@ -592,11 +587,31 @@ def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: asyncio.Abs
     def cancelled(task_input: Any, endpoint: Endpoint) -> Any:
         raise asyncio.CancelledError("3")
 
-    for agent in (coroutine, lambda task_input, endpoint: sys.exit(3), cancelled):
+    async def interrupted(task_input: Any, endpoint: Endpoint) -> Any:
+        raise KeyboardInterrupt("3")
+
+    async def of_a_task(task_input: Any, endpoint: Endpoint) -> Any:
+        await asyncio.create_task(coroutine(task_input, endpoint))
+
+    async def stopped(task_input: Any, endpoint: Endpoint) -> Any:
+        asyncio.get_running_loop().stop()
+
+    async def waits(task_input: Any, endpoint: Endpoint) -> Any:
+        await going.wait()
+        return "odd"
+
+    going, other = asyncio.Event(), queue.SimpleQueue[Result]()
+    threading.Thread(target=lambda: other.put(run(waits, loop)), daemon=True).start()
+    for agent in (coroutine, lambda task_input, endpoint: sys.exit(3), cancelled, interrupted, of_a_task):
         outcome = run(agent, loop).outcome
         assert outcome.failure == "agent-error"
         assert "3" in outcome.message
-    assert loop.is_running()
+    outcome = run(stopped, loop).outcome
+    said = "RuntimeError: it stopped the event loop that the rollouts of a runner share; return an answer instead"
+    assert outcome.failure == "agent-error"
+    assert outcome.message.startswith(f"{said} (test_processes.py:"), outcome.message
+    loop.call_soon_threadsafe(going.set)
+    assert other.get(timeout=20).outcome.answer == "odd"  # it did not even notice
 
 
 def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path, toy_file: str) -> None:

@@ -1,4 +1,4 @@
-"""Code that forks wherever agentrig calls it, and lets the child come back."""
+"""Code that forks wherever agentrig calls it, and lets the child come back; or changes the current directory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 
 from agentrig import AdapterSpec, CreditSpec, ObserverSpec, Task, TasksSpec, hookimpl
 
-if os.environ.get("FORKS") == "import":
-    os.fork()
-
 
 def fork(place):
-    if os.environ["FORKS"] == place:
+    if os.environ.get("MOVES") == place:
+        os.chdir("/")
+    if os.environ.get("FORKS") == place:
         os.fork()
+
+
+fork("import")
 
 
 class Tasks:

@@ -21,7 +21,8 @@ from agentrig_grpo.optimizers import optimizer_bytes
 from agentrig.audit.adamw import adamw, learning_rate
 from agentrig.audit.sketch import Sketch
 from agentrig.credit import LARGEST
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.ledger import Call
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
@@ -118,6 +119,19 @@ def test_a_prompt_longer_than_the_context_is_not_tokenized(make_model, tokenizer
     learner = Learner(make_model("llama"), GrpoConfig(), dtype="float32", seed=0, tokenizer=tokenizer)
     assert learner.prompt("a short one")
     assert learner.prompt("ab " * 3_000_000) == []
+
+
+@pytest.mark.parametrize(("field", "token"), [("prompt_ids", 10**9), ("response_ids", -5)])
+def test_a_token_that_the_model_lacks_is_named_with_its_call(make_model, field, token):
+    """It was an IndexError of torch, which says neither what nor whose."""
+    learner = learner_of(make_model())
+    first, second, *others = samples_of()
+    wrong = attrs.evolve(second, call=Call("r-7", "c-1"), **{field: [*getattr(second, field)[:-1], token]})
+    with pytest.raises(RunStopped) as raised:
+        learner.update([first, wrong, *others], step=3)
+    name, most = field.removesuffix("_ids"), learner.model.config.vocab_size - 1
+    said = f"step 3: the {name} of call c-1 of rollout r-7 has the token {token}, and the model has the tokens 0 to"
+    assert str(raised.value).startswith(f"{said} {most}.")
 
 
 def test_samples_without_advantage_only_count_in_the_weights(make_model):

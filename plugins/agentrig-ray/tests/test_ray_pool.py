@@ -144,7 +144,7 @@ def test_failures_are_typed_and_a_dead_or_stuck_runner_is_replaced(
     assert {i: found[f"job-{i}"].failure for i in range(6)} == {
         0: None, 1: "no-plan", 2: "agent-error", 3: None, 4: "runner-died", 5: "deadline",
     }  # fmt: skip
-    assert "the runner died 2 times" in found["job-4"].message
+    assert "the runner died, 2 times" in found["job-4"].message
     assert pool.replaced >= 4, "more if Ray puts one on the node that the test before has removed"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -17,7 +18,7 @@ import click
 from agentrig import end_at_once
 from agentrig.background import Background, late
 from agentrig.errors import AgentrigError, RunStopped, exhausted, little_memory, nearest
-from agentrig.processes.ends import Interrupted, end_left, handling, interrupt, leave, no_silent_end
+from agentrig.processes.ends import Interrupted, end_left, end_started, handling, interrupt, leave, no_silent_end
 
 LATE_S = 2.0
 """Seconds that the exit handlers may take after a run has stopped waiting for a tracker."""
@@ -109,6 +110,7 @@ class Group(NearestGroup):
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Run the command line as the program of this process, which ends with it, whatever plugins have left."""
         status = 1
+        atexit.register(end_started)  # the first, so that it runs last: trackers and pools end their own before
         try:
             return super().__call__(*args, **options)
         except SystemExit as end:

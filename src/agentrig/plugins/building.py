@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, PluginError, place_of, short_path
-from agentrig.processes.ends import forks_ended
+from agentrig.plugins.registry import noun_of
+from agentrig.processes.put_back import put_back
 from agentrig.text import words_of
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ def built(component: Component, config: Any, **more: Any) -> Any:
         PluginError: `build` raised, or returned the wrong thing; the message names plugin, file and line.
     """
     spec: Any = component.spec
-    who = f"the {component.kind} {spec.name}"
+    who = f"the {noun_of(component.kind)} {spec.name}"
     plugin = f"\n  it comes from plugin {component.plugin} ({component.source})"
     try:
-        with forks_ended(who):
+        with put_back(who):
             made = spec.build(config, **more)
     except AgentrigError:
         raise

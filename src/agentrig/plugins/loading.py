@@ -27,7 +27,7 @@ from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
 from agentrig.plugins.specs import KINDS, Spec
-from agentrig.processes.ends import forks_ended
+from agentrig.processes.put_back import put_back
 from agentrig.text import json_fault, words_of
 
 GROUP = "agentrig"
@@ -66,7 +66,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         begun, leave_out = time.monotonic(), f"; {BLOCK_VARIABLE}={plugin.name} leaves it out"
         try:
             who = f"plugin {plugin.name} ({plugin.origin})"
-            with told_if_slow(f"importing {who}", leave_out), forks_ended(who):
+            with told_if_slow(f"importing {who}", leave_out), put_back(who, processes=True):
                 plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             text = str(error) if isinstance(error, PluginError) else words_of(error) + place_of(error, installed=True)

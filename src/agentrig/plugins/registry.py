@@ -20,7 +20,7 @@ import pluggy
 from agentrig.errors import LookupFailed, PluginError, nearest
 from agentrig.plugins import hookspecs
 from agentrig.plugins.specs import KINDS, Spec
-from agentrig.processes.ends import forks_ended
+from agentrig.processes.put_back import put_back
 
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
 
@@ -212,7 +212,7 @@ class Registry:
         copies = {name: frozen(value) for name, value in arguments.items()}
         for name, function, argnames in watching:
             try:
-                with forks_ended(f"observer {name}"):
+                with put_back(f"observer {name}"):
                     function(*(copies[a] for a in argnames))
             except BaseException as error:  # sys.exit in an observer does not end the run either
                 own = (

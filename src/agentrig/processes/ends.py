@@ -10,11 +10,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agentrig.errors import short_path
+
+if TYPE_CHECKING:
+    import psutil
 
 log = logging.getLogger(__name__)
 
@@ -152,15 +156,67 @@ def end_forks() -> None:
         _say(f"{what} that a plugin has forked still ran: ended with this command")
 
 
+HELPERS = ("resource_tracker", "forkserver")
+"""Processes of multiprocessing that end with this one, after the last of what they keep count of."""
+
+_started: dict[psutil.Process, str] = {}
+"""A process that a plugin's code has started, to whose code that was."""
+
+
+def note_started(started: Collection[int], who: str) -> None:
+    """Note the children of this process that a plugin's code has started; see `end_started`."""
+    if not started:
+        return
+    import psutil  # here because every command imports this module
+
+    for pid in started:
+        with suppress(psutil.Error):  # it has ended
+            _started[psutil.Process(pid)] = who
+
+
+def end_started(only: Collection[int] | None = None) -> None:
+    """Kill the processes that plugins' code has started and that still run, with what they have started, and say so.
+
+    Args:
+        only: The ids of those that are meant; None for all.
+    """
+    if not _started:
+        return
+    import psutil
+
+    left, killed = defaultdict(list), []
+    for process, who in list(_started.items()):
+        if only is not None and process.pid not in only:
+            continue
+        del _started[process]
+        with suppress(psutil.Error):
+            if process.status() == psutil.STATUS_ZOMBIE or process.ppid() != os.getpid():
+                continue
+            if any(helper in word for word in process.cmdline() for helper in HELPERS):
+                continue
+            left[who].append(f"{process.name()} ({process.pid})")
+            for each in [*process.children(recursive=True), process]:
+                with suppress(psutil.Error):
+                    each.kill()
+                    killed.append(each)
+    psutil.wait_procs(killed, timeout=1.0)
+    for who, names in left.items():
+        what = "a process" if len(names) == 1 else f"{len(names)} processes"
+        _say(f"{who} left {what} running: {', '.join(names):.200}: ended with this command")
+
+
 def end_left(status: int) -> None:
     """End what plugins have left in this command, which is over: what they forked, and in `LEFT_S` their threads too.
 
-    Python ends a process only after its threads, but for daemons.
+    Python ends a process only after its threads, but for daemons. Programs that they have started may end by a handler
+    at exit, so `end_started` comes after the last of these.
 
     Args:
         status: The command's exit status.
     """
     end_forks()
+    if (multi := sys.modules.get("multiprocessing")) is not None:  # it waits at exit for those that are no daemons
+        end_started({child.pid for child in multi.active_children() if not child.daemon})
 
     def others() -> list[threading.Thread]:
         return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
@@ -281,6 +337,7 @@ def end_soon(error: Interrupted) -> None:
             return
         with suppress(Exception):
             end_forks()
+            end_started()
             wake_stopped()
         if not error.told:
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden

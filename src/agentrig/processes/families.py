@@ -17,11 +17,9 @@ from typing import NoReturn
 
 import psutil
 
+from agentrig.processes.put_back import MARK as MARK
 from agentrig.processes.supervisor import adopt_orphans as adopt_orphans
 from agentrig.processes.supervisor import end_descendants, end_with_parent
-
-MARK = "AGENTRIG_RUNNER"
-"""Environment variable that identifies the runner that started a process."""
 
 ROUNDS = 8
 """How often to search for processes at most."""
@@ -124,7 +122,7 @@ def guard(who: str, after_run: Callable[[], None] = lambda: None) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     for _, into in printed:
         os.close(into)
-    output = _Output(f"the {who} in runner {runner}", {source: number for (source, _), number in printed.items()})
+    output = _Output(f"the {who} in process {runner}", {source: number for (source, _), number in printed.items()})
     status: dict[int, int] = {}
     while runner not in status and not asked and not multiprocessing.connection.wait([run.sentinel], 0):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentrig.errors import PluginError
-from agentrig.processes.ends import end_now, forks_ended
+from agentrig.processes.ends import end_now
 from agentrig.processes.locks import held_descriptors
+from agentrig.processes.put_back import put_back
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ _before: dict[tuple[Any, str], Any] = {}
 
 
 @contextmanager
-def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Run a plugin's code in this process; what it replaced is put back after it.
+def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None, folder: str = "") -> Iterator[None]:
+    """Run a plugin's code in this process; what it replaced is put back after it. See `put_back` for what else is.
 
     Blocks may be open at once in several threads: what there was before the first of them counts.
 
@@ -45,6 +46,7 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
         who: Whose code it is, for the message.
         cure: What to do.
         tell: Is given the words on replaced functions instead of the error: the code will run elsewhere.
+        folder: The current directory after it, if that is not the one before it.
 
     Raises:
         PluginError: It replaced a function, or closed a file of the run.
@@ -57,7 +59,7 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
     files, streams = _outputs() | held_descriptors(), _streams()
     screen = _copy_of_stderr() if 2 in files else None
     try:
-        with forks_ended(who):
+        with put_back(who, folder, processes=True):
             yield
     finally:
         with _changes:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, RunSettings
 from agentrig.plugins.loading import told_if_slow
@@ -166,11 +168,11 @@ def _shared(shared: Sequence[tuple[Task, Task]], rows: Sequence[Task], role: str
 
 
 def _checked(rows: Any, where: str) -> list[Task]:
-    """Return the rows as a list of our own: what `load` returns may be of a class that gives others each time."""
+    """Return the rows as a list of our own: it, and its rows, may be of a class that gives others each time."""
     if isinstance(rows, str | bytes | Mapping) or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         got = "None; is a `return` missing?" if rows is None else f"a {type(rows).__name__}; write `return list(...)`."
         raise PluginError(f"{where}: `load` returned {got} It must return a list of agentrig.Task objects")
-    tasks: list[Task] = list(rows)
+    tasks: list[Any] = [_own(row) for row in rows]
     seen: dict[str, int] = {}
     for number, task in enumerate(tasks):
         problem = _problem(task)
@@ -180,6 +182,13 @@ def _checked(rows: Any, where: str) -> list[Task]:
             place = getattr(task, "place", "") or f"row {number} (the first is 0)"
             raise PluginError(f"{where}, {place}: {problem}")
     return tasks
+
+
+def _own(row: Any) -> Any:
+    """Return a plain task for one of a class derived from `Task`, read once; anything else as it is."""
+    if type(row) is Task or not isinstance(row, Task):
+        return row
+    return Task(**{field.name: getattr(row, field.name) for field in attrs.fields(Task)})
 
 
 def _problem(task: Any) -> str | None:

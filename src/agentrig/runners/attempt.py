@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
@@ -203,9 +203,21 @@ def packed(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop that runs in a new thread, for `run_agent`."""
+    """Return an event loop that runs in a new thread, for `run_agent`. No rollout can end it: others would hang."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="loop", daemon=True).start()
+
+    def refuse() -> NoReturn:
+        raise RuntimeError("it stopped the event loop that the rollouts of a runner share; return an answer instead")
+
+    def run() -> None:
+        while not loop.is_closed():
+            try:
+                loop.run_forever()
+            except BaseException as error:  # of a task that the agent made: sys.exit, or a KeyboardInterrupt
+                log.warning("%r in a task of the agent ended the event loop of its runner: it runs again", error)
+
+    loop.stop = refuse  # type: ignore[method-assign]
+    threading.Thread(target=run, name="loop", daemon=True).start()
     return loop
 
 

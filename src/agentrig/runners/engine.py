@@ -15,7 +15,7 @@ from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
 from agentrig.pools import Job, Result
-from agentrig.processes.ends import forks_ended
+from agentrig.processes.put_back import put_back
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.runners.runtime import Results, Runtime
 from agentrig.runners.scorer import Scorer
@@ -220,7 +220,7 @@ class RolloutEngine:
         if rollout.failure is not None:
             return rollout
         try:
-            with forks_ended("the adapter"):
+            with put_back("the adapter"):
                 kept = identified(self.adapter(rollout.trace), rollout.trace)
             # Rewards that the agent itself gave to its calls hold only if the last of them is the rollout's reward.
             own = rollout.value in (rollout.outcome.answer, rollout.outcome.own_reward)

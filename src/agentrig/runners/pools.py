@@ -63,6 +63,11 @@ class Worker:
 W = TypeVar("W", bound=Worker)
 
 
+def counted(times: int) -> str:
+    """Return `, 2 times` for what has happened more than once, else ''."""
+    return f", {times} times" if times > 1 else ""
+
+
 class BasePool(abc.ABC, Generic[W]):
     """Runners with a job queue; used from one thread, except `submit` and `wake`.
 
@@ -83,9 +88,13 @@ class BasePool(abc.ABC, Generic[W]):
         replaced: How many runners were replaced.
         built: Set once a runner has built the agent.
         builds: What its runners build, for messages.
+        runs: What its runners are called in messages: one, and several of them.
+        cure: How to see why one dies, or hangs, before it has built that.
     """
 
     builds = "agent"
+    runs = ("runner", "runners")
+    cure = "run `agentrig dev` with runners.n=1"
 
     def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
         check_machine()
@@ -222,7 +231,9 @@ class BasePool(abc.ABC, Generic[W]):
         if not worker.ready:
             self._died_early += 1
             if self._died_early >= SPAWN_LIMIT:
-                raise AgentrigError(f"runners of {self.builds} {self._plan.name} die before they have built it{early}")
+                raise AgentrigError(
+                    f"{self.runs[1]} of {self.builds} {self._plan.name} die before they have built it{early}"
+                )
         failed = []
         for job, started in worker.jobs.values():
             lost = self._lost.pop(job.id, 0) + 1
@@ -233,6 +244,10 @@ class BasePool(abc.ABC, Generic[W]):
                 self._waiting.appendleft(job.again())
         return failed
 
+    def _process(self) -> str:
+        """Return what the process of a runner is called in the message of a rollout."""
+        return "the runner process"
+
     def _late_words(self, worker: W, jobs: Sequence[Job]) -> str:
         """Say that a runner is killed, because these jobs of it ran too long."""
         late = "1 rollout past its deadline" if len(jobs) == 1 else f"{len(jobs)} rollouts past their deadline"
@@ -241,8 +256,8 @@ class BasePool(abc.ABC, Generic[W]):
     def _not_built(self) -> str:
         """Say why a runner may not have built its agent within `READY_S`."""
         return (
-            f"the {self.builds} {self._plan.name} has not been built after {READY_S:g} s: its runner hangs; run "
-            "`agentrig dev` with runners.n=1 to see where"
+            f"the {self.builds} {self._plan.name} has not been built after {READY_S:g} s: its {self.runs[0]} hangs; "
+            f"{self.cure} to see where"
         )
 
     def _check_built(self, now: float) -> None:
@@ -273,7 +288,7 @@ class BasePool(abc.ABC, Generic[W]):
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
                 failed += self._remove_dead(
-                    worker, "", lambda times: f"the runner process was stopped by a signal, {times} times"
+                    worker, "", lambda times: f"{self._process()} was stopped by a signal{counted(times)}"
                 )
                 log.warning("%s was stopped by a signal and is killed", worker.title)
                 continue

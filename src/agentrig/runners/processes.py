@@ -34,7 +34,7 @@ from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
 from agentrig.processes.scratch import remove_left
 from agentrig.runners.attempt import build_agent, packed, running_loop
-from agentrig.runners.pools import BasePool, Worker
+from agentrig.runners.pools import BasePool, Worker, counted
 from agentrig.text import cut, storable, words_of
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
                         raise OSError("a file has its number now")
                     line = line[os.write(pipe.fileno(), line) :]
             except OSError as error:  # an agent's mistake, or the run has ended
-                said = f"agentrig: the {who} has closed the connection to the run, and this runner ends ({error})\n"
+                said = f"agentrig: the {who} has closed the connection to the run, and this process ends ({error})\n"
                 with suppress(OSError):
                     os.write(2, said.encode())
                 os._exit(1)
@@ -196,7 +196,10 @@ class Pool(BasePool[_Worker]):
         mark = uuid.uuid4().hex
         name = ConfinedName(self._plan.environment, {**self._environment, MARK: mark}, self._absent)
         ours, process = start_process(self._context, worker_main, self._plan, self._threads, self.builds, name=name)
-        return _Worker(process, ours, mark, title=f"runner {process.pid}")
+        return _Worker(process, ours, mark, title=self._title(process.pid))
+
+    def _title(self, pid: int) -> str:
+        return f"runner {pid}"
 
     def _kill(self, worker: _Worker) -> None:
         self._end([worker])
@@ -276,7 +279,7 @@ class Pool(BasePool[_Worker]):
         """
         what, _, value = line.partition(b" ")
         if what == b"ready" and value.isdigit() and not worker.ready:
-            worker.pid, worker.title = int(value), f"runner {int(value)}"
+            worker.pid, worker.title = int(value), self._title(int(value))
             self._built(worker)
             return []
         if what == b"failed" and not worker.ready:
@@ -307,13 +310,17 @@ class Pool(BasePool[_Worker]):
         if (worker.process.exitcode or 0) >= 0 and not refused:
             refused = f"; does the {self.builds}, or what it calls, call os._exit, or close files that it did not open?"
         ended = f": the {self.builds}, or what it imports, ended its process. An error above says why"
-        died = "; run `agentrig dev` with runners.n=1 to see why"
+        died = f"; {self.cure} to see why"
         failed = self._remove_dead(
             worker,
             early=f" {code}{ended if (worker.process.exitcode or 0) > 0 else died}",
-            died=lambda times: f"the runner process died {code}, {times} times{refused}",
+            died=lambda times: f"{self._process()} died {code}{counted(times)}{refused}",
         )
-        again = len(worker.jobs) - len(failed)
-        anew = "; the ones that start again get new samples, so the seed will not repeat this run" if again else ""
-        log.warning("%s died %s; %d rollouts start again, %d failed%s", worker.title, code, again, len(failed), anew)
+        log.warning("%s", self._died_words(worker, code, len(failed)))
         return failed
+
+    def _died_words(self, worker: _Worker, code: str, failed: int) -> str:
+        """Say that a runner died, and what becomes of its rollouts."""
+        again = len(worker.jobs) - failed
+        anew = "; the ones that start again get new samples, so the seed will not repeat this run" if again else ""
+        return f"{worker.title} died {code}; {again} rollouts start again, {failed} failed{anew}"

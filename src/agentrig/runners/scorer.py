@@ -6,7 +6,6 @@ import ctypes
 import inspect
 import json
 import logging
-import os
 import queue
 import threading
 import time
@@ -22,6 +21,7 @@ from agentrig.errors import AgentrigError, place_of
 from agentrig.pools import Job
 from agentrig.processes.ends import forks_ended
 from agentrig.processes.held import Watch
+from agentrig.processes.put_back import current_folder
 from agentrig.processes.replaced import left_alone
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
@@ -83,11 +83,7 @@ class RewardWorker:
                 (score,) = score_many(many, [job.input], self._budget_s)
             else:
                 score = score_one(self._reward, job.input, self._budget_s)
-        fields = attrs.asdict(score, recurse=False)
-        value = None if score.value is None else float(score.value)
-        components = {name: float(part) for name, part in score.components.items()}
-        calls = [None if call is None else float(call) for call in score.calls]
-        return json_text({**fields, "value": value, "components": components, "details": score.details, "calls": calls})
+        return json_text(attrs.asdict(score, recurse=False))
 
 
 @attrs.frozen(kw_only=True)
@@ -117,14 +113,29 @@ class RewardPool(Pool):
     """Processes that judge; what is said of one that ends or takes too long are words of a reward."""
 
     builds = "reward"
+    runs = ("process", "processes")
+    cure = "start again with run.reward_process=false"
+
+    def _process(self) -> str:
+        return "the reward's process"
+
+    def _title(self, pid: int) -> str:
+        return f"{self._process()} {pid}"
 
     def _late_words(self, worker: Worker, jobs: Sequence[Job]) -> str:
         assert isinstance(self._plan, RewardPlan)
-        tasks = ", ".join(str(storable(job.input[0].id)) for job in jobs)
         return (
-            f"the reward's process is killed: task {tasks} ran past the budget of {self._plan.budget_s:g} s "
+            f"{self._process()} is killed: task {_tasks(jobs)} ran past the budget of {self._plan.budget_s:g} s "
             "(run.reward_budget_s)"
         )
+
+    def _died_words(self, worker: Worker, code: str, failed: int) -> str:
+        judged = [job for job, _ in worker.jobs.values()]
+        return f"{worker.title} died {code}{f', while it judged task {_tasks(judged)}' if judged else ''}"
+
+
+def _tasks(jobs: Sequence[Job]) -> str:
+    return ", ".join(str(storable(job.input[0].id)) for job in jobs)
 
 
 class Scorer:
@@ -169,7 +180,7 @@ class Scorer:
             reward, "score_many", None
         )
         self._sees_trace = sees_trace
-        self._folder = _current_folder()
+        self._folder = current_folder()
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order.
@@ -192,23 +203,14 @@ class Scorer:
             return []
         if self.in_processes:
             return self._elsewhere(items)
-        with left_alone(f"the reward{self._name()}", REWARD_CURE):
+        with left_alone(f"the reward{self._name()}", REWARD_CURE, folder=self._folder):
             try:
                 return self._batch(items) if self._many is not None else self._each(items)
             finally:
                 self._beat(None)
-                self._go_back()
 
     def _name(self) -> str:
         return f" {self._plan.name}" if self._plan is not None else ""
-
-    def _go_back(self) -> None:
-        """Undo a change of the current directory: paths of the run are relative to it."""
-        now = _current_folder()
-        if self._folder and now != self._folder:
-            os.chdir(self._folder)
-            what = "the reward%s changed the current directory to %s; it is %s again"
-            log.warning(what, self._name(), now, self._folder)
 
     def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         scores: list[Score | None] = [None] * len(items)
@@ -309,7 +311,8 @@ class Scorer:
         if outcome.failure == "deadline":
             return self._late()
         if outcome.failure is not None:
-            return Score.invalid(f"the reward gave no score ({outcome.failure}): {outcome.message}")
+            kind = "" if outcome.failure == "runner-died" else f" ({outcome.failure})"  # no runner of the agent did
+            return Score.invalid(f"the reward gave no score{kind}: {outcome.message}")
         try:
             return Score(**json.loads(outcome.answer))
         except (TypeError, ValueError) as error:
@@ -406,21 +409,28 @@ def _of_calls(score: Score, trace: Trace | None = None) -> Score:
 
 
 def _sound(score: Any) -> Score:
-    """Return a score of the same fields, checked again: they may have been changed since it was made.
+    """Return a plain score of the same fields, each read once and checked: nothing else reads what a reward returned.
 
-    Its names and details become JSON values, so that it counts the same in this process and in another one.
+    Its fields may have been changed since it was made, or change whenever they are read. Its names and details become
+    JSON values, and its numbers plain ones, so that it counts the same in this process and in another one.
 
     Raises:
         ValueError: A field has a value that no score has.
     """
     if not isinstance(score, Score):
         return _no_score(score)
-    text = json_text(plain_values(score.details))
+    found = Score(**{field.name: getattr(score, field.name) for field in attrs.fields(Score)})
+    text = json_text(plain_values(found.details))
     if len(text) > DETAILS_LIMIT:
         said = f"the details of its score have {len(text)} characters of JSON, {DETAILS_LIMIT} are allowed"
         return Score.invalid(said)
-    components = {str(name): part for name, part in score.components.items()}
-    return attrs.evolve(score, components=components, details=json.loads(text))
+    return attrs.evolve(
+        found,
+        value=None if found.value is None else float(found.value),
+        components={str(name): float(part) for name, part in found.components.items()},
+        calls=[None if call is None else float(call) for call in found.calls],
+        details=json.loads(text),
+    )
 
 
 def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -439,11 +449,3 @@ def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _raised(error: BaseException, **task: Any) -> Score:
     return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}{field_hint(error, **task)}")
-
-
-def _current_folder() -> str:
-    """Return the current directory; '' if it was deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""

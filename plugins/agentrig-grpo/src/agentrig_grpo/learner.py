@@ -45,7 +45,7 @@ from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
 from agentrig_grpo.naming import lasting
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
-from agentrig_grpo.passes import check_recorded, out_of_memory
+from agentrig_grpo.passes import check_recorded, check_tokens, out_of_memory
 from agentrig_grpo.server.chat import Chat, TooLong
 
 log = logging.getLogger(__name__)
@@ -165,6 +165,7 @@ class Learner:
         if not samples:
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
+        check_tokens(samples, self.model.get_input_embeddings().weight.shape[0], step)
         figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
             check_recorded(samples, step)

@@ -69,6 +69,25 @@ def too_small(tasks: Sequence[Task], prompt: Callable[[str], Sequence[int]], con
     )
 
 
+def check_tokens(samples: Sequence[TrainSample], vocabulary: int, step: int) -> None:
+    """Check that the model has all tokens of the samples: no embedding could be looked up for others.
+
+    Raises:
+        RunStopped: It does not; the message names the first one, and its call.
+    """
+    for sample in samples:
+        for name, ids in (("prompt", sample.prompt_ids), ("response", sample.response_ids)):
+            if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
+                continue
+            wrong = next(token for token in ids if not 0 <= token < vocabulary)
+            rollout, span = sample.call or (f"{sample.rollout} of the step", "without a span")
+            raise RunStopped(
+                f"step {step}: the {name} of call {span} of rollout {rollout} has the token {wrong}, and the model has "
+                f"the tokens 0 to {vocabulary - 1}. Did another model's server answer, or one with another tokenizer?\n"
+                "  Let agents call only the endpoint that they are given, and let it serve the model that is trained"
+            )
+
+
 def check_recorded(samples: Sequence[TrainSample], step: int) -> None:
     """Check that the server gave log-probabilities with all samples: those of older weights can't be computed again.
 

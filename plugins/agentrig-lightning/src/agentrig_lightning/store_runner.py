@@ -16,6 +16,7 @@ from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError, place_of
 from agentrig.gateway.process import Gateway
 from agentrig.pools import Job, Result
+from agentrig.runners.pools import counted
 from agentrig.text import words_of
 from agentrig_lightning.resources import NOWHERE, job_of
 from agentrig_lightning.results import score_span
@@ -201,7 +202,7 @@ class StoreRunner:
                 self._store.leases.drop(lease.rollout_id)
                 continue
             job = job_of(attempted, None)
-            result = job.failed("runner-died", f"{why}, {lost} times", lease.taken)
+            result = job.failed("runner-died", f"{why}{counted(lost)}", lease.taken)
             await self._conclude(attempted, "failed", result, recorded=True)
         queued = len(self._store.open) - self._pool.pending
         if self._pool.n or queued <= 0 or self._store.leases.workers(self._silent_s):

@@ -1,0 +1,98 @@
+"""What a plugin's code may leave behind in this process: another current directory, and processes that go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agentrig.processes.ends import forks_ended, note_started
+from agentrig.processes.supervisor import children_of
+
+log = logging.getLogger(__name__)
+
+MARK = "AGENTRIG_RUNNER"
+"""Environment variable that identifies the runner that started a process."""
+
+_lock = threading.Lock()
+_under_way = 0
+_folder, _suspect = "", ""
+_told: set[tuple[str, str]] = set()
+
+
+@contextmanager
+def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator[None]:
+    """Run a plugin's code: afterwards the current directory is what it was, because paths of a run are relative to it.
+
+    Blocks may be open at once in several threads: the directory before the first of them counts, and it is put back
+    when the last of them ends. A runner is the agent's own process, so nothing is put back there.
+
+    Args:
+        who: Whose code it is, for the message.
+        folder: The directory to return to; the current one by default.
+        processes: Whether processes that it starts, and that still run when the command ends, end with it.
+    """
+    if os.environ.get(MARK):
+        with forks_ended(who):
+            yield
+        return
+    name = who.partition(", ")[0].rstrip(",")  # each split of a task set does the same
+    before = _children() if processes else set()
+    _enter(folder)
+    try:
+        with forks_ended(who):
+            yield
+    finally:
+        if processes:
+            note_started(_children() - before, name)
+        _leave(name)
+
+
+def current_folder() -> str:
+    """Return the current directory; '' if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _enter(folder: str) -> None:
+    global _under_way, _folder, _suspect
+    with _lock:
+        if not _under_way:
+            _folder, _suspect = folder or current_folder(), ""
+        _under_way += 1
+
+
+def _leave(who: str) -> None:
+    global _under_way, _suspect
+    with _lock:
+        _under_way -= 1
+        now = current_folder()
+        changed = bool(_folder) and now != _folder
+        if changed:
+            _suspect = _suspect or who
+        if _under_way or not changed:
+            return
+        try:
+            os.chdir(_folder)
+        except OSError as error:
+            log.warning(
+                "%s changed the current directory to %s, and there is no way back to %s: %s",
+                *(_suspect, now, _folder, error.strerror),
+            )
+            return
+        if (_suspect, now) not in _told:
+            _told.add((_suspect, now))
+            log.warning(
+                "%s changed the current directory to %s; it is %s again, where this command was started: relative "
+                "paths mean files there",
+                *(_suspect, now or "one that was deleted", _folder),
+            )
+
+
+def _children() -> set[int]:
+    return set(children_of(os.getpid())) if sys.platform == "linux" else set()
