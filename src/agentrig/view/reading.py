@@ -296,10 +296,12 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     checkpoints = Checkpoints(directory / "checkpoints")
-    try:
-        done = max(done, last_ended(checkpoints, {} if continued else progress, told))
-    except RunFileError as closed:
-        missing.append(first_line(closed))
+    done = max([done, *(line["step"] for line in told)])
+    if not (running or continued):  # at work, it may have ended a step since its lines were read
+        try:
+            done = max(done, last_ended(checkpoints, progress, told))
+        except RunFileError as closed:
+            missing.append(first_line(closed))
     missing += losses(told, damaged, done)
     if os.path.lexists(directory / "audit"):
         from agentrig.run.auditing import read_audits, totals_of

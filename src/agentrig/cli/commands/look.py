@@ -9,7 +9,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +234,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.audit.auditor import Auditor
     from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS
-    from agentrig.errors import AgentrigError
+    from agentrig.errors import AgentrigError, RunFileError
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import Rebuilt
     from agentrig.run.directory import RunDirectory
@@ -253,7 +253,10 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                     raise AgentrigError(f"{EDITED.format(name, now, was)}. Write {name} = {was!r} there again")
             there = RunDirectory(run)
             told, damaged = there.read_metrics()
-            ended = last_ended(there.checkpoints, there.read_json("progress.json"), told)
+            progress = {}
+            with suppress(RunFileError):  # the auditor says so of the links that need it
+                progress = there.read_json("progress.json")
+            ended = last_ended(there.checkpoints, progress, told)
             for text in losses(told, damaged, ended):
                 click.echo(f"agentrig: warning: {text}", err=True)
             steps = sorted(Record(run).lines)
