@@ -21,7 +21,7 @@ from agentrig import Secret, text
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
-from agentrig.processes.confine import BASE, hint
+from agentrig.processes.confine import BASE, declared, hint, withheld
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.text import storable
@@ -205,3 +205,11 @@ def test_settings_mark_secrets() -> None:
     assert attrs.fields_dict(LightningAlgorithmConfig)["api_key"].metadata["secret"] is True
     config: Any = LightningAlgorithmConfig(api_key=Secret(KEY))
     assert KEY not in repr(config)
+
+
+def test_an_agent_that_declares_nothing_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    assert declared(()) == {}
+    assert declared(("MY_*",)) == {"MY_KEY": "secret"}
+    assert "MY_KEY" in withheld(())
+    assert "MY_KEY" not in withheld(("MY_*",))

@@ -257,6 +257,8 @@ class LoopAlgorithm(Protocol):
     def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
         """Return how to serve a checkpoint, or the starting model; `dtype` is what the learner computes in.
 
+        A run, resumed or not, starts its server with the starting model and delivers the learner's weights to it.
+
         Raises:
             agentrig.errors.ConfigError: There is no such model, or settings and hardware do not go with it.
         """

@@ -44,7 +44,12 @@ class RunStopped(AgentrigError):
     Args:
         message: What was seen, and what to do.
         cause: Its short name in `error.json` and in `agentrig why`, such as `unmatched-calls`; empty for none.
+
+    Attributes:
+        run: The run that it ended, once its directory says so: `agentrig why` then names what led to it.
     """
+
+    run: Path | None = None
 
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)

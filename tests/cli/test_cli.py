@@ -421,6 +421,18 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     assert json.loads(report.stdout)["run"] == "one"
 
 
+def test_a_run_that_ends_itself_says_the_first_cause_that_why_names(
+    here: Path, model: ModelServer, toy_file: str
+) -> None:
+    words = ["toy", f"algorithm.endpoint={model.url}", "run.name=none", "--plugin", toy_file, "algorithm.report=false"]
+    ended = invoke("train", *words, "reward.right=0", "algorithm.tasks=36")
+    assert ended.exit_code == 1
+    assert ended.stderr.count("so every advantage is zero") == 1
+    (cause,) = json.loads(invoke("why", "runs/none", "--json").stdout)["problems"]
+    assert f"  why: {cause['cause']}: {cause['text']}\n" in ended.stderr
+    assert f"  settings: {', '.join(cause['settings'])}\n  more: agentrig why runs/none\n" in ended.stderr
+
+
 @pytest.mark.slow
 def test_the_page_of_a_run_is_served_until_ctrl_c(here: Path, model: ModelServer, toy_file: str) -> None:
     keyboard, terminal = pty.openpty()

@@ -311,10 +311,11 @@ def test_an_export_answers_as_the_learner_did(model: Path, tmp_path: Path, setti
     assert done.exit_code == 0, done.output
     assert "it answers as the learner did after step 2: largest difference" in done.output
 
-    weights = load_file(str(source / "model.safetensors"))
-    name = "model.layers.1.mlp.up_proj.weight"
+    (file,) = source.glob("*model.safetensors")
+    weights = load_file(str(file))
+    name = next(name for name in weights if "layers.1.mlp.up_proj" in name and ".lora_A" not in name)
     weights[name] = weights[name].flip(0).contiguous()
-    save_file(weights, str(source / "model.safetensors"), metadata={"format": "pt"})
+    save_file(weights, str(file), metadata={"format": "pt"})
     done = CliRunner().invoke(main, ["export", str(source), str(tmp_path / "other")])
     assert done.exit_code == 1
     assert "is not the model that was trained" in done.output

@@ -13,6 +13,7 @@ from rollouts import rollout
 
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
+from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.trends import Guards
 
 SEEDS = range(int(os.environ.get("AGENTRIG_TEST_SEEDS", "5")))
@@ -97,10 +98,11 @@ def test_a_healthy_run_is_not_ended(name: str) -> None:
 def test_a_constant_reward_from_the_start_ends_a_run_within_a_few_steps(value: float, groups: int, within: int) -> None:
     same = ([POOL[g, value] for g in range(groups) for _ in range(4)] for _ in range(100))
     step, cause = ended(same)
+    assert cause == NO_SIGNAL
     if value:  # a reward that ignores the answer
-        assert (within <= step <= within * 3 / 2 + 1, cause) == (True, "tasks-too-easy")
+        assert within <= step <= within * 3 / 2 + 1
     else:
-        assert (step, cause) == (within, "tasks-too-hard")
+        assert step == within
 
 
 def test_a_reward_that_breaks_later_ends_a_run() -> None:
@@ -109,8 +111,7 @@ def test_a_reward_that_breaks_later_ends_a_run() -> None:
         good = [sampled(rng, 0.5, 2.0, groups=8, n=4) for _ in range(100)]
         broken = [[POOL[g, 0.0] for g in range(8) for _ in range(4)]] * 100
         step, cause = ended(iter([*good, *broken]))
-        # rewards alone do not tell it from a policy that an update destroyed; the message asks for both
-        assert (101 < step < 108, cause) == (True, "learning-rate-too-large"), (seed, step)
+        assert (101 < step < 108, cause) == (True, NO_SIGNAL), (seed, step)
 
 
 def test_rollouts_of_a_task_that_are_all_alike_end_a_run() -> None:
@@ -119,4 +120,4 @@ def test_rollouts_of_a_task_that_are_all_alike_end_a_run() -> None:
         rng = random.Random(seed)
         steps = [[r for g in range(8) for r in [POOL[g, float(rng.random() < 0.5)]] * 4] for _ in range(100)]
         step, cause = ended(iter(steps))
-        assert (8 < step < 20, cause) == (True, "zero-variance-groups"), (seed, step)
+        assert (8 < step < 20, cause) == (True, NO_SIGNAL), (seed, step)

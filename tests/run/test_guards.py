@@ -13,6 +13,7 @@ from agentrig import Outcome, Score, Triplet
 from agentrig.errors import OutOfMemory, RunStopped
 from agentrig.processes.servers import ServerError, ServerOutOfMemory
 from agentrig.run.guards import (
+    NO_SIGNAL,
     check_failures,
     check_rewards,
     check_sampling,
@@ -156,8 +157,7 @@ def test_a_constant_reward() -> None:
     message = str(caught.value)
     assert "step 1: all 2 rollouts got the reward 0, so every advantage is zero" in message
     assert 'for example, the answer to task t was "SELECT 2"' in message
-    assert "easier tasks" in message
-    assert "`agentrig warmup` makes one for your own tasks" in message
+    assert caught.value.cause == NO_SIGNAL
 
 
 def test_the_examples_of_a_constant_reward_are_unlike_answers() -> None:
@@ -167,18 +167,11 @@ def test_the_examples_of_a_constant_reward_are_unlike_answers() -> None:
     assert shown == [f'  for example, the answer to task t was "{a}"' for a in "abc"]
 
 
-def test_rollouts_without_an_answer_are_named() -> None:
-    with pytest.raises(RunStopped, match="No rollout has an answer: does the agent return it") as caught:
-        check_rewards([rollout(0.0, answer=None)] * 2, step=1)
-    assert "easier tasks" not in str(caught.value)
-
-
 def test_an_agent_that_computes_its_own_reward_needs_no_answer() -> None:
     """As a LitAgent does."""
     judged = attrs.evolve(rollout(1.0, answer=None), outcome=Outcome(own_reward=1.0))
     with pytest.raises(RunStopped) as caught:
         check_rewards([judged] * 2, step=1)
-    assert "No rollout has an answer" not in str(caught.value)
     assert "for example" not in str(caught.value)
 
 

@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
+from agentrig.cli import main
 from agentrig.errors import ConfigError, RunFileError
 from agentrig.plan import Plan, resolve
 from agentrig.run import saving
+from agentrig.run.auditing import read_audits
 from agentrig.run.checkpoints import Checkpoints, verify
 from agentrig.run.resume import resume_plan
 from agentrig.run.saving import Saving, check_room, is_due
@@ -255,7 +260,8 @@ def learned(run: Path) -> list[tuple[int, str, float]]:
 
 def files_of(run: Path) -> dict[str, bytes]:
     folder = run / "checkpoints" / "step-00004"
-    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "trainer/state.json")}
+    there = [*folder.glob("*.safetensors"), *folder.glob("adapter_config.json"), folder / "trainer" / "state.json"]
+    return {file.name: file.read_bytes() for file in there}
 
 
 @pytest.mark.slow
@@ -283,6 +289,34 @@ def test_a_kill_while_a_checkpoint_is_written_costs_only_that_one(tmp_path: Path
     if kind != "stale rollouts":
         assert files_of(run) == files_of(whole)
     assert not list((run / "checkpoints").glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_adapters_is_exported_trained_on_and_resumed_with_its_starting_model(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model")
+    adapters = ("algorithm.lora_rank=4", "algorithm.steps=2")
+    train(plan_in(tmp_path, "first", *adapters))
+    run, checkpoint = tmp_path / "first", tmp_path / "first" / "checkpoints" / "step-00002"
+    assert not list(checkpoint.glob("model*.safetensors"))
+    done = CliRunner().invoke(main, ["export", str(run), str(tmp_path / "exported")])
+    assert done.exit_code == 0, done.output
+    assert "it answers as the learner did after step 2" in done.output
+
+    train(plan_in(tmp_path, "second", *adapters, f"algorithm.model={checkpoint}", "run.audit=true"))
+    began, exported = (load_file(d / "model.safetensors") for d in (checkpoint / ".model", tmp_path / "exported"))
+    assert all(torch.equal(began[name], tensor) for name, tensor in exported.items())
+    verdicts = {verdict.link: verdict.result for one in read_audits(tmp_path / "second")[0] for verdict in one.verdicts}
+    assert {verdicts["gradient"], verdicts["weights"], *verdicts.values()} == {"ok"}
+    assert json.loads((tmp_path / "second" / "manifest.json").read_text())["descent"][0]["step"] == 2
+
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    weights["model.norm.weight"][3] += 1
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"step-00002 holds adapters of .*/model as it was when the run began"):
+        train(resume_plan(run, overrides=["algorithm.steps=3"]), resume=run)
+    done = CliRunner().invoke(main, ["export", str(run), str(tmp_path / "other")])
+    assert done.exit_code == 1
+    assert "has other weights" in done.output
 
 
 @pytest.mark.slow

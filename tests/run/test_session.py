@@ -189,6 +189,7 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     error = json.loads((run / "error.json").read_text())
     assert error == {"error": "RunStopped", "message": str(caught.value), "cause": caught.value.cause}
     assert caught.value.cause
+    assert (caught.value.run, f"agentrig why {run}" in caught.value.__notes__[0]) == (run, True)
     summary = run / "summary.json"
     assert summary.is_file() == ("algorithm.figures.weight_change=nan" in overrides)  # only that step has an end
     assert not summary.is_file() or json.loads(summary.read_text())["complete"] is False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,7 +64,7 @@ def test_guards_rebuilt_from_lines_equal_those_of_an_uninterrupted_run() -> None
     found = followed(lines[:5])
     assert (found.silent, found.one_value, found.agreeing) == (3, 4, 4), "those that are right don't count"
     assert (found.varied, found.recent, found.all_correct, found.unchanged) == (True, ((4, 0.5),) * 2, 2, (2,))
-    assert Guards.after(lines[:5], ended=True) == Guards(varied=True, recent=found.recent, rewards=(0.5, 0.5))
+    assert Guards.after(lines[:5], ended=True) == Guards(varied=True, recent=found.recent)
 
 
 def test_rollouts_and_their_line_say_the_same() -> None:
@@ -139,9 +138,9 @@ def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
     with pytest.raises(RunStopped, match="step 1: all 70 rollouts got the reward 0"):
         Guards().check_signal(groups_of(0.0, 35), step=1)
     assert not Guards().check_signal(groups_of(0.0, 34), step=1)
-    with pytest.raises(RunStopped, match="All correct: use harder tasks"):
+    with pytest.raises(RunStopped, match="step 1: all 100 rollouts got the reward 1"):
         Guards().check_signal(groups_of(1.0, 50), step=1)
-    with pytest.raises(RunStopped, match=r"step 1: all 4 rollouts (.|\n)* No rollout has an answer"):
+    with pytest.raises(RunStopped, match=r"step 1: all 4 rollouts (.|\n)* the answer to task t was null"):
         Guards().check_signal(groups_of(0.0, 2, answer=None), step=1)
     known = Guards(varied=True, one_value=30, silent=3, all_correct=1)
     assert not known.check_signal(groups_of(0.0, 4), step=9)
@@ -156,25 +155,6 @@ def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
     assert solved.check_signal(groups_of(1.0, 4), step=4)
     assert not solved.check_signal([rollout(0.0), rollout(1.0)], step=4)
     assert not Guards(all_correct=2).check_signal(groups_of(1.0, 4), step=3), "a reward may ignore the answer"
-
-
-def test_a_reward_that_fell_when_all_groups_became_alike_is_said_to_come_from_an_update() -> None:
-    """Steps that learned from their groups, and one update after which each task has one reward."""
-    destroyed = [rollout(float(g < 4), group=str(g), answer="SELECT 8") for g in range(32) for _ in range(2)]
-    for before, after, cause in ((0.744, 0.125, "learning-rate-too-large"), (0.15, 0.125, "zero-variance-groups")):
-        silent = {**line(2, after, 0.3), "zero_variance_groups": 1.0, "groups": 32, "rollouts": 64, "accuracy": after}
-        guards = followed([line(1, before), silent])
-        with pytest.raises(RunStopped) as stopped:
-            guards.check_signal(destroyed, step=3)
-        assert stopped.value.cause == cause
-        if cause == "learning-rate-too-large":
-            assert re.search(
-                r"(?s)^step 3: for 2 steps, .* reward of up to 0\.744; now it is 0\.125: an update has destroyed "
-                r".* a tenth of the learning rate .* for example, t: 'SELECT 8' -> 0",
-                str(stopped.value),
-            )
-    with pytest.raises(RunStopped, match=r"a mean reward of up to 0\.744; now it is 0: an update"):
-        followed([line(1, 0.744)]).check_signal(groups_of(0.0, 50), step=2)
 
 
 # --- whole runs -----------------------------------------------------------------------------------

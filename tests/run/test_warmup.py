@@ -29,7 +29,16 @@ from agentrig.run.auditing import Auditing
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
 from agentrig.run.verdict import judge
-from agentrig.run.warmup import check_makes_start, check_unsolved, choose_labels, demonstrate, make_start, verdict
+from agentrig.run.warmup import (
+    Demonstrations,
+    check_makes_start,
+    check_unsolved,
+    choose_labels,
+    demonstrate,
+    guessed,
+    make_start,
+    verdict,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
@@ -325,6 +334,14 @@ def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
     plan = colors()
     make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
     assert said == tries
+
+
+@pytest.mark.parametrize(("replies", "rollouts", "share"), [("aaba", 4, 0.75), ("aaba", 2, 0.0), ("", 0, 0.0)])
+def test_what_guessing_the_most_frequent_reply_gets_is_known_where_an_agent_asks_once(
+    replies: str, rollouts: int, share: float
+) -> None:
+    turns = [Turn(messages=[], reply=Reply(content=each)) for each in replies]
+    assert guessed(Demonstrations(turns=turns, rollouts=rollouts)) == share
 
 
 # --- the command ---

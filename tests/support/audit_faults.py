@@ -197,6 +197,15 @@ def save(model, tokenizer, directory, *, dtype=None, state=None):
 checkpoint.save = save
 """
 
+ADAPTERS = """
+from agentrig_grpo import adapter_files
+real = adapter_files.save
+def save(*given, trained, **more):
+    {body}
+    real(*given, trained=trained, **more)
+adapter_files.save = save
+"""
+
 STALE = ("algorithm.max_staleness=1", "algorithm.rollout_is_threshold=1.0")
 
 FAULTS = {
@@ -661,8 +670,17 @@ FAULTS = {
         names="must train are not trained: model.layers.0.input_layernorm.weight",
     ),
     "the model's file is rounded to 16 bits": Fault(link="weights", code=SAVED, names="the checkpoint of step 1"),
-    "the model's file is rounded to 16 bits, with adapters": Fault(
-        link="weights", code=SAVED, settings=("algorithm.lora_rank=4",), names="the checkpoint of step 1"
+    "the adapters' file is rounded to 16 bits": Fault(
+        link="weights",
+        code=ADAPTERS.format(body="trained = {name: tensor.bfloat16().float() for name, tensor in trained.items()}"),
+        settings=("algorithm.lora_rank=4",),
+        names="the checkpoint of step 1",
+    ),
+    "the adapters' file has another alpha": Fault(
+        link="weights",
+        code=ADAPTERS.format(body="given[0].peft_config['default'].lora_alpha *= 2"),
+        settings=("algorithm.lora_rank=4",),
+        names="adapter_config.json scales them by 8 instead of 4",
     ),
     "the learner's file has the weights of the start": Fault(
         link="weights",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from agentrig_agent_match import AgentMatch
-from agentrig_grpo import checkpoint, learner, lora, trainer_files
+from agentrig_grpo import adapter_files, checkpoint, learner, lora, trainer_files
 from agentrig_grpo.loss import LossInputs
 from agentrig_grpo.masters import Masters
 from audit_faults import Fault
@@ -145,6 +145,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         credit: ("grpo",),
         drawing: ("tasks_of_step",),
         loop.Loop: ("_validate", "_take_best", "_greedy"),
+        adapter_files: ("save",),
         checkpoint: ("save",),
         trainer_files: ("write",),
         learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),

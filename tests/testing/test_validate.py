@@ -145,6 +145,16 @@ def test_a_part_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: st
         assert re.search(r"reward mean +gold not scored, nonsense not scored\n", result.stdout)
 
 
+@pytest.mark.parametrize(("least", "said"), [("0.5", True), ("0.2", False)])
+def test_what_nonsense_earns_is_told_where_it_is_much(tmp_path: Path, least: str, said: bool) -> None:
+    text = Path(FILE).read_text("utf-8").replace("Score.ok(float(", f"Score.ok({least} + (1 - {least}) * float(")
+    file = tmp_path / "generous_domain.py"
+    file.write_text(text)
+    result = validate(str(file), "--only", "play.readable", "--limit", "2")
+    assert result.exit_code == 0, result.output
+    assert (f"nonsense gets a mean reward of {least}, right answers 1" in result.stdout) == said, result.stdout
+
+
 @pytest.mark.parametrize("call", [pytest.param("add", marks=pytest.mark.slow), "ad"])
 def test_a_demonstrator_whose_replies_solve_no_task_is_red(tmp_path: Path, call: str) -> None:
     """With a tool that does not exist, half of the reward was enough for `all passed`."""

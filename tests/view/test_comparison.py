@@ -208,6 +208,15 @@ def test_a_running_run_is_shown_with_what_it_has(tmp_path: Path) -> None:
     assert line["before"] is not None
     assert line["after"] is None
     assert found.table().rows[1][0].endswith("running")
+    run = RunDirectory(ended)  # it is resumed
+    run.lock()
+    try:
+        row = compare([ended, going]).table().rows[0]
+    finally:
+        run.release()
+    assert "→ –" in row[1].splitlines()[0]
+    assert row[2] == "it still runs: it is measured at its end"
+    assert " in its steps so far on " in row[3]
 
 
 def changed(run: Path, *, model: str) -> None:

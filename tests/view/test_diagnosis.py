@@ -17,19 +17,23 @@ import pytest
 from click.testing import CliRunner
 from quick import quick_first
 
+from agentrig import Outcome
 from agentrig.audit.verdicts import LINKS
 from agentrig.cli.entry import main
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, RunStopped
 from agentrig.plan import resolve
 from agentrig.processes.locks import Lock
+from agentrig.rollouts import Rollout
 from agentrig.run.directory import RunDirectory
+from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.training import train
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
 from agentrig.view.causes import evidence, outcome, trend, weights
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.diagnosis import NOT_YET, UNREADABLE, diagnose, verdict, words
+from agentrig.view.diagnosis import IT_ENDED, NOT_YET, UNREADABLE, diagnose, ending, verdict, words
 from agentrig.view.reading import read_run
+from agentrig.view.terminal import run_ending, run_error
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROLLOUTS = 8 * 48
@@ -160,7 +164,7 @@ def test_failures_that_are_few_are_told_with_kind_and_example(tmp_path: Path) ->
 def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: ScriptedServer) -> None:
     said = str(diagnose(toy_run(tmp_path, served, "algorithm.steps=3", "run.report_tasks=24", model=memory)))
     assert "1. memorised: " in said
-    assert re.search(r": 7\d% of the last training rollouts are right, and 0 of 24 held-out tasks", said)
+    assert re.search(r": 7\d% of the training rollouts of the last step are right, and 0 of 24 held-out tasks", said)
     assert "More steps do not help" in said
     assert "steps are few" not in said
     assert "more steps" not in said
@@ -366,61 +370,190 @@ def test_the_verdicts_of_an_audit_that_cannot_be_read_are_not_counted(tmp_path: 
     assert "verdicts-00001.json is damaged: it is nested too deep. Its verdicts are left out" in str(diagnose(run))
 
 
-def with_groups(run: Path, steps: Sequence[Sequence[int]], entropy: Sequence[float]) -> Path:
-    """Let each step have a group of 8 for each task, with so many right ones; one with all groups alike trains none."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line, right, nats in zip(lines, steps, entropy, strict=True):
-        rollouts = [
-            attrs.evolve(rollout_of(g, right=i < n, mode="train", step=line["step"]), id=f"{g}-{i}")
-            for g, n in enumerate(right)
-            for i in range(8)
-        ]
-        RunDirectory(run).write_rollouts(rollouts, mode="train", step=line["step"])
-        alike = sum(n in (0, 8) for n in right) / len(right)
-        line.update(rollouts=len(rollouts), failures={}, reward=sum(right) / len(rollouts), zero_variance_groups=alike)
-        line["algorithm"] |= {"entropy": nats, "weight_change": 0.0 if alike == 1 else 3.0}
-        line["calls"] = {"recorded": len(rollouts), "trained": 0 if alike == 1 else len(rollouts)}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return run
+@attrs.frozen(kw_only=True)
+class Recorded:
+    """A run as it was recorded, and what is said of it.
+
+    Attributes:
+        right: Of each step, how many of the 8 rollouts of each task are right.
+        entropy: Of each step.
+        causes: All of them, in order.
+        said: What `why` says.
+        unsaid: What it does not say.
+        stop: How the error begins that ended the run in its last step; empty for a run that finished.
+        answers: Whether the agent returns any.
+        lift: How much held-out accuracy rises.
+    """
+
+    right: Sequence[Sequence[int]]
+    entropy: Sequence[float] = ()
+    causes: Sequence[str] = ()
+    said: Sequence[str] = ()
+    unsaid: Sequence[str] = ()
+    stop: str = ""
+    answers: bool = True
+    lift: float = 0.0
+
+    def write(self, run: Path) -> Path:
+        """Write the run; one with all groups alike trains none."""
+        steps = len(self.right)
+        write_run(run, steps=steps, lift=self.lift, held_out=60, ended=not self.stop)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        entropy = self.entropy or [0.5] * steps
+        for line, right, nats in zip(lines, self.right, entropy, strict=True):
+            pairs = [(g, i, i < n) for g, n in enumerate(right) for i in range(8)]
+            rollouts = [self.rollout(g, i, right=is_right, step=line["step"]) for g, i, is_right in pairs]
+            RunDirectory(run).write_rollouts(rollouts, mode="train", step=line["step"])
+            alike, n = sum(n in (0, 8) for n in right) / len(right), len(rollouts)
+            line.update(rollouts=n, failures={}, reward=sum(right) / n, zero_variance_groups=alike)
+            line["algorithm"] |= {"entropy": nats, "weight_change": 0.0 if alike == 1 else 3.0}
+            line["calls"] = {"recorded": n, "trained": 0 if alike == 1 else n}
+        kept = lines[: steps - bool(self.stop)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+        manifest = json.loads((run / "manifest.json").read_text())
+        manifest["data"]["train"] = {"split": "train", "tasks": 80, "fingerprint": "8e" * 32}
+        (run / "manifest.json").write_text(json.dumps(manifest))
+        if self.stop:
+            error = {"error": "RunStopped", "message": self.message, "cause": NO_SIGNAL}
+            (run / "error.json").write_text(json.dumps(error))
+        return run
+
+    def rollout(self, group: int, i: int, *, right: bool, step: int) -> Rollout:
+        made = attrs.evolve(rollout_of(group, right=right, mode="train", step=step), id=f"{group}-{i}")
+        return made if self.answers else attrs.evolve(made, outcome=Outcome(answer=None))
+
+    @property
+    def message(self) -> str:
+        return f"step {len(self.right)}: {self.stop}\n  for example, the answer to task t was nothing"
 
 
-@pytest.mark.parametrize(
-    ("begin", "dead", "fall"),
-    [([[6] * 16], [8, 8, *[0] * 14], "from 0.75 (step 1) to 0.125 (steps 2 to 5)"),
-     ([[6] * 16, [3] * 15 + [7]], [8, 8, *[0] * 14], "from 0.75 (step 1) to 0.125 (steps 3 to 5)"),
-     ([[6] * 4], [8, 0, 0, 0], "from 0.75 (step 1) to 0.25 (steps 2 to 5)")],
-)  # fmt: skip
-def test_an_update_that_destroyed_the_policy_is_named_first_and_no_low_entropy_from_the_start(
-    tmp_path: Path, begin: list[list[int]], dead: list[int], fall: str
-) -> None:
-    run = write_run(tmp_path / "run", steps=5, lift=0.0)
-    steps = [*begin, *[dead] * (5 - len(begin))]
-    found = diagnose(with_groups(run, steps, [0.031, *[0.02] * (len(begin) - 1), *[0.0] * (5 - len(begin))]))
-    first = found.problems[0]
-    assert first.cause == "learning-rate-too-large", found
-    assert f"an update destroyed the policy: the mean reward fell {fall}" in first.text
-    silent = len(dead) * (5 - len(begin))
-    assert f"0 of {len(dead)} groups before, and in {silent} of {silent} groups since" in first.text
-    assert first.since == 2
-    assert "a tenth of the learning rate (3e-05 instead of 0.0003), or warm it up" in first.advice
-    assert "low-entropy" not in [f.cause for f in found.problems]
+ALIKE = "for 4 steps, the rollouts of each task got the same reward, so every advantage is zero."
+ZERO = "all rollouts got the reward 0, so every advantage is zero."
+DESTROYED = "an update destroyed the policy: the mean reward fell from 0.75 (step 1) to"
+TENTH = "a tenth of the learning rate (3e-05 instead of 0.0003), or warm it up"
+HALF = [4, 3, 4, 4, 3, 4, 3, 3]
+MIXED = [[8] * 3 + [0] * 4 + [4] * 2, [8] * 3 + [0] * 5 + [3]]
+"""In 7 and in 8 of 9 groups all rollouts got the same reward."""
+
+RECORDED: Mapping[str, Recorded] = {
+    "the agent forgets to return": Recorded(
+        right=[[0] * 4],
+        stop=ZERO,
+        answers=False,
+        causes=["no-answers", "tasks-too-hard"],
+        said=["returned None in 32 of 32 scored", f"It ended the run in step 1: {ZERO}", "for example, ",
+              "This follows from no-answers: mend that first."],
+        unsaid=["agentrig warmup", "easier tasks"],
+    ),
+    "some answers are none": Recorded(right=[[5] * 8] * 6, unsaid=["None"]),
+    "the tasks are too hard": Recorded(
+        right=[[0] * 5] * 7,
+        stop=ZERO,
+        causes=["tasks-too-hard"],
+        said=["in 35 of 35 groups", "a model that is sometimes right", "config.toml --labels 60", "seen in step 1"],
+    ),
+    "the tasks are too easy": Recorded(right=[[8] * 9] * 5, stop=ZERO, causes=["tasks-too-easy"]),
+    "the learning rate destroys the policy step by step": Recorded(
+        right=[HALF, HALF, *[[1, 0, 0, 1, 0, 1, 0, 0]] * 5, *[[8, 0, 0, 8, 0, 0, 0, 0]] * 4],
+        stop=ALIKE,
+        causes=["learning-rate-too-large", "entropy-collapse"],
+        said=["the mean reward fell from 0.438 (steps 1 to 2) to 0.25 (steps 8 to 11)", TENTH, f"in step 11: {ALIKE}",
+              "seen in 9 of 11 steps, first seen in step 3", "did the agent or the reward break in between?",
+              "This follows from learning-rate-too-large"],
+        unsaid=["temperature"],
+    ),
+    "an update destroys the policy": Recorded(
+        right=[[6] * 16, *[[8, 8, *[0] * 14]] * 4],
+        entropy=[0.031, 0.0, 0.0, 0.0, 0.0],
+        causes=["learning-rate-too-large", "entropy-collapse"],
+        said=[f"{DESTROYED} 0.125 (steps 2 to 5)", "0 of 16 groups before, and in 64 of 64 groups since", TENTH,
+              "first seen in step 2"],
+    ),
+    "another update destroys it for good": Recorded(
+        right=[[6] * 16, [3] * 15 + [7], *[[8, 8, *[0] * 14]] * 3],
+        entropy=[0.031, 0.02, 0.0, 0.0, 0.0],
+        causes=["learning-rate-too-large", "entropy-collapse"],
+        said=[f"{DESTROYED} 0.125 (steps 3 to 5)", "0 of 16 groups before, and in 48 of 48 groups since"],
+    ),
+    "an update destroys the policy for few tasks": Recorded(
+        right=[[6] * 4, *[[8, 0, 0, 0]] * 4],
+        entropy=[0.031, 0.0, 0.0, 0.0, 0.0],
+        causes=["learning-rate-too-large"],
+        said=[f"{DESTROYED} 0.25 (steps 2 to 5)", "0 of 4 groups before, and in 16 of 16 groups since"],
+    ),
+    "more steps would not help": Recorded(
+        right=[[8] + [0] * 2 + [3] * 6, *[*MIXED, MIXED[1]] * 3, MIXED[1], MIXED[1]],
+        entropy=[0.6, 0.53, 0.46, 0.4, 0.3, 0.3, 0.2, 0.2, 0.1, 0.09, 0.08, 0.07],
+        said=["More steps would hardly help: in 89% of the groups of the last 3 steps", "% in the first 3 steps)",
+              "from 0.53 nats a token (mean of steps 1 to 3) to 0.08 (steps 10 to 12)",
+              "a lower learning rate (algorithm.lr)"],
+        unsaid=["rain for more steps", "few, so"],
+    ),
+    "the reward falls a little": Recorded(
+        right=[[3] * (8 - i) + [2] * i for i in range(8)],
+        said=["More steps would hardly help: training got worse: the mean reward fell from 0.367 in the first 2 steps",
+              "try a lower algorithm.lr"],
+        unsaid=["rain for more steps"],
+    ),
+    "more steps may help": Recorded(right=[HALF] * 12, said=["rain for more steps"], unsaid=["hardly"]),
+    "most groups are alike from step 3 on": Recorded(
+        right=[[5] * 12, [5] * 12, *[[8] * 6 + [0] * 5 + [4], [8] * 5 + [0] * 3 + [4] * 4] * 7, *[[8, *[4] * 11]] * 2,
+               *[[8] * 6 + [0] * 5 + [4]] * 6],
+        entropy=[0.3, 0.2, 0.18, 0.2, 0.21, 0.218, *[0.05] * 18],
+        causes=["entropy-collapse"],
+        said=["since step 3", "from 0.218 nats a token (mean of steps 1 to 6) to 0.05 (steps 19 to 24)"],
+    ),
+    "tasks that were never right are no sign of a collapse": Recorded(
+        right=[*[[5] * 9 + [0] * 3] * 3, *[[8] * 9 + [0] * 3] * 16],
+        entropy=[1.0, 1.0, 1.0, 0.5, *[0.1] * 15],
+        lift=0.6,
+        said=["12 of these groups every answer was wrong, in 36 every answer was right; 3 tasks were never right"],
+    ),
+    "a run that gained stopped exploring": Recorded(
+        right=[*[[5] * 9 + [1] * 3] * 3, *[[8] * 9 + [0] * 3] * 16],
+        entropy=[1.0, 1.0, 1.0, 0.5, *[0.1] * 15],
+        lift=0.6,
+        causes=["entropy-collapse"],
+        said=["stopped exploring"],
+        unsaid=["never right"],
+    ),
+}  # fmt: skip
+"""Runs in which one cause leads to what others could explain, too."""
 
 
-def test_tasks_that_were_never_right_are_no_sign_of_an_entropy_collapse(tmp_path: Path) -> None:
-    entropy = [1.0, 1.0, 1.0, 0.5, *[0.1] * 15]
-    run = write_run(tmp_path / "run", steps=19, lift=0.6, held_out=60)
-    late = [[8] * 9 + [0] * 3] * 16
-    found = diagnose(with_groups(run, [[5] * 9 + [0] * 3] * 3 + late, entropy))
-    assert found.problems == []
-    assert any(
-        "48 of these groups every answer was wrong, in 144 every answer was right; 3 tasks were never right: too hard"
-        in f.text
-        for f in found.warnings
-    ), found
-    found = diagnose(with_groups(run, [[5] * 9 + [1] * 3] * 3 + late, entropy))
-    assert [f.cause for f in found.problems] == ["entropy-collapse"]
-    assert "stopped exploring" in found.problems[0].text
-    assert "never right" not in str(found)
+@pytest.mark.parametrize("name", RECORDED)
+def test_why_and_the_end_of_train_name_the_same_cause_of(tmp_path: Path, name: str) -> None:
+    case = RECORDED[name]
+    run = case.write(tmp_path / "run")
+    found, text = diagnose(run), str(diagnose(run))
+    assert [f.cause for f in found.problems] == list(case.causes), text
+    assert [part for part in case.said if part not in text] == [], text
+    assert [part for part in case.unsaid if part in text] == [], text
+    assert [f.text for f in found.warnings if f.text in found.next_step] == [], "said once"
+    stopped = RunStopped(case.message, cause=NO_SIGNAL)
+    stopped.run = run if case.stop else None
+    shown = run_error(stopped) if case.stop else console_text(*run_ending(run))
+    for line in ending(found):
+        assert line.removeprefix(IT_ENDED) in shown, shown
+    if case.stop:
+        assert shown.splitlines()[0] == case.message.splitlines()[0]
+        assert f"agentrig why {run}" in shown
+        assert shown.count("for example") == 1
+
+
+def console_text(*parts: Any) -> str:
+    return "\n".join(str(part) for part in parts)
+
+
+def test_the_auditors_words_come_first_and_trends_before_other_warnings(tmp_path: Path) -> None:
+    run = RECORDED["a run that gained stopped exploring"].write(tmp_path / "run")
+    noted: dict[str, Any] = {"manifest": {"warnings": ["two are alike"]}, "summary": {"audited": {"faults": ["x"]}}}
+    for name, more in noted.items():
+        told = json.loads((run / f"{name}.json").read_text())
+        (run / f"{name}.json").write_text(json.dumps({**told, **more}))
+    first, second, third, *_ = [f.text for f in diagnose(run).warnings]
+    assert (first, third) == ("the auditor found a fault: x", "two are alike")
+    assert "all rollouts got the same reward" in second
 
 
 def test_a_run_that_goes_on_and_has_no_step_yet_says_so(tmp_path: Path) -> None:

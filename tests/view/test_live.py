@@ -154,6 +154,9 @@ def test_a_step_without_an_update_because_all_groups_are_alike_says_so(alike: fl
     shown.on_step_end(event=StepEnd(step=3, metrics=metrics))
     assert ("  reward 0.500  no update: groups all alike  " in buffer.getvalue()) == idle
     assert ("no update" in buffer.getvalue()) == idle
+    assert ("  groups alike 100%  " in buffer.getvalue()) == (alike == 1.0 and not idle)
+    shown.on_step_end(event=StepEnd(step=4, metrics={**metrics, "zero_variance_groups": 0.78}))
+    assert "  groups alike 78%  " in buffer.getvalue()
 
 
 def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():

@@ -28,7 +28,7 @@ from agentrig.view.diagnosis import (
     UNMEASURED,
     UNREADABLE,
     diagnose,
-    headline,
+    ending,
     verdict,
     words,
 )
@@ -73,7 +73,7 @@ def test_a_validation_that_still_rises_asks_for_more_steps(tmp_path: Path) -> No
     assert re.fullmatch(whole, verdict(diagnose(run)))
     for last in (18, 20, 23):  # 23: a rise by 5 tasks has p = 0.06
         validated(run, {8: 15, 16: 18, 24: last})
-        assert "more steps" not in headline(diagnose(run))
+        assert "more steps" not in ending(diagnose(run))[0]
 
 
 def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_
     for file in (less / "rollouts").glob("report-*"):
         file.replace(run / "rollouts" / file.name)
     assert re.fullmatch(
-        r"8\d\.\d% of the last training rollouts are right, and \d\d\.\d% of the held-out tasks: train on more tasks "
-        r"\(tasks\.use\)\.",
+        r"8\d\.\d% of the training rollouts of the last 6 steps are right, and \d\d\.\d% of the held-out tasks: "
+        r"train on more tasks \(tasks\.use\)\.",
         diagnose(run).next_step,
     )
 
@@ -244,7 +244,8 @@ def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lif
 def test_groups_with_one_reward_are_said_with_what_the_others_are_for(tmp_path: Path) -> None:
     run = with_lines(write_run(tmp_path / "run", steps=8), lambda line: line.update(zero_variance_groups=0.66))
     (said,) = [f.text for f in diagnose(run).checks if "got the same reward" in f.text]
-    assert said.endswith("last 8 steps all rollouts got the same reward: training learns from the other 34%")
+    left = "training learns from the other 34%"
+    assert said.endswith(f"last 2 steps all rollouts got the same reward (66% in the first 2 steps): {left}")
 
 
 def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def test_a_sure_model_that_is_nearly_always_right_has_tasks_that_are_too_easy(
 
 def test_few_held_out_tasks_are_enough_to_see_that_training_tasks_are_memorised(tmp_path: Path) -> None:
     (found,) = memorised(evidence(tmp_path, right=[46, 47, 49, 40, 47, 39, 33, 31], known=1, n=18))
-    assert "50% of the last training rollouts are right, and 1 of 18 held-out tasks" in found.text
+    assert "50% of the training rollouts of the last 2 steps are right, and 1 of 18 held-out tasks" in found.text
     assert "demonstrations that vary, or more labels (--labels)" in found.advice
 
 
@@ -306,7 +307,7 @@ def test_few_right_rollouts_of_a_warmed_up_model_are_memorised_too_and_the_comma
     (tmp_path / "m" / "warmup.json").write_text(json.dumps({"labels": ["a"] * 200}))
     config = {**found.run.config, "algorithm": {"model": str(tmp_path / "m")}}
     (said,) = memorised(attrs.evolve(found, run=attrs.evolve(found.run, config=config)))
-    assert "26% of the last training rollouts are right, and 11 of 148 held-out tasks" in said.text
+    assert "26% of the training rollouts of the last 2 steps are right, and 11 of 148 held-out tasks" in said.text
     command = f"agentrig warmup {tmp_path / 'run' / 'config.toml'} --labels 800 --until 0.2 --out {tmp_path / 'm'}-800"
     assert command in said.advice
 
@@ -320,8 +321,8 @@ def test_a_gap_without_a_gain_asks_for_more_tasks_and_not_for_more_steps(tmp_pat
     found = evidence(tmp_path, right=[48] * 8, known=60, n=150)
     assert not list(memorised(found))
     assert more_tasks(found) == (
-        "75.0% of the last training rollouts are right, and 40.0% of the held-out tasks: train on more tasks "
-        "(tasks.use)."
+        "75.0% of the training rollouts of the last 2 steps are right, and 40.0% of the held-out tasks: "
+        "train on more tasks (tasks.use)."
     )
     said = verdict(attrs.evolve(diagnose(tmp_path / "run"), next_step=more_tasks(found)))
     assert said == f"{NO_GAIN.format('gained')} {more_tasks(found)}"

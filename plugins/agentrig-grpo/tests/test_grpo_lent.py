@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import torch
-from agentrig_grpo import algorithm, checkpoint, lent, planning
+from agentrig_grpo import algorithm, checkpoint, lent, naming, planning
 from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.learner import Learner
@@ -240,15 +240,13 @@ def session_of(says, **more):
     )
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_serves_the_starting_model_and_its_learner_borrows_it(plain, tmp_path, monkeypatch, resumed) -> None:
-    """With `lora_base`, also from a checkpoint on, which has merged weights; on a made-up device."""
+def test_a_run_serves_the_starting_model_and_its_learner_borrows_it(plain, tmp_path, monkeypatch) -> None:
+    """With `lora_base`; on a made-up device."""
     config = GrpoConfig(model=str(plain), lora_rank=2, lora_base="server", max_tokens=8, max_length=64, lora_alpha=6)
     monkeypatch.setattr(algorithm, "check_device", lambda hardware, dtype: "bfloat16")
     monkeypatch.setattr(planning, "measured", lambda *_: DeviceMemory(name="cpu", total=8 << 30))
     made, session = algorithm.Grpo(config), session_of(ServerMemory(sequences=4, lends=512))
-    merged = tmp_path / "checkpoint" if resumed else plain
-    asked = ServerPlan(model=merged, name="policy", hardware=session.hardware, dtype="bfloat16")
+    asked = ServerPlan(model=plain, name="policy", hardware=session.hardware, dtype="bfloat16")
     plan = made.fit(asked, session)
     assert (plan.model, plan.adapters, plan.sleeps) == (plain, 2, False)
     server = Server(plain)
@@ -319,7 +317,7 @@ def test_each_delivery_of_a_run_is_proven_adapters_and_frozen_weights(plain, tmp
     proven = session.delivery.summary()
     assert (proven["proofs"], proven["arrived"], proven["tensors"]) == (3, 3, 26 + 28)
     assert 0 < proven["difference"] <= proven["bound"] < 1
-    merged = checkpoint.load_model(session.saved[2], dtype=torch.bfloat16).state_dict()
+    merged = checkpoint.load_model(naming.plain(session.saved[2]), dtype=torch.bfloat16).state_dict()
     began = checkpoint.load_model(plain, dtype=torch.bfloat16).state_dict()
     changed = {name for name in merged if not torch.equal(merged[name], began[name])}
     assert changed

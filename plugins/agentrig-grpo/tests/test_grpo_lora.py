@@ -1,4 +1,4 @@
-"""The weights of models with adapters: merged one matrix at a time, with a frozen model in 16 bits."""
+"""Models with adapters: merged one matrix at a time, with a frozen model in 16 bits; and their checkpoints."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import weakref
 
 import pytest
 import torch
-from agentrig_grpo import checkpoint
+from agentrig_grpo import adapter_files, checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.lora import live_weights
 from agentrig_grpo.memory import Counter
+from agentrig_grpo.model_files import ModelError
+from agentrig_grpo.naming import model_directory
 from agentrig_grpo.server.transfer import Sender
+from safetensors.torch import load_file, save_file
 from samples import samples_of
 
 from agentrig.delivery.digests import digests
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
+from agentrig.run.checkpoints import verify, write_list
 
 ADAPTED = {"every linear layer": {}, "a head": {"lora_targets": "q_proj,lm_head"}, "embeddings": {
     "lora_targets": "v_proj,embed_tokens"}}  # fmt: skip
 
 
-def trained(model, dtype="float32", **settings):
+def trained(model, dtype="float32", /, **settings):
     """Return a learner whose adapters have moved far."""
     config = GrpoConfig(**{"lora_rank": 2, "lr": 1e-2, **settings})
     made = Learner(model, config, dtype=dtype, seed=0)
@@ -174,3 +178,116 @@ def test_a_frozen_model_in_16_bits_gives_the_gradient_of_fp32_and_scores_of_the_
     assert figures[0]["loss"] != figures[1]["loss"]
     assert figures[0]["loss"] == pytest.approx(figures[1]["loss"], abs=0.05)
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 0.05
+
+
+@pytest.fixture
+def start(make_model, tokenizer, tmp_path):
+    """Returns a function that makes a starting model's directory, with its weights stored in a dtype."""
+
+    def made(stored="float32", **shape):
+        checkpoint.save(make_model(**shape), tokenizer, tmp_path / "start", dtype=getattr(torch, stored))
+        return tmp_path / "start"
+
+    return made
+
+
+def saved(source, folder, dtype="float32", **settings):
+    """Return a trained learner of a directory's model and its checkpoint, with the list of its files."""
+    short = dtype == "bfloat16" and settings.pop("short", False)
+    model = checkpoint.load_model(source, dtype=torch.bfloat16 if short else torch.float32)
+    learner = trained(model, dtype, model=str(source), **settings)
+    learner.tokenizer = checkpoint.load_tokenizer(source)
+    learner.save(folder)
+    write_list(folder)
+    return learner
+
+
+def listed_again(folder):
+    (folder / ".files.json").unlink()
+    write_list(folder)
+
+
+WRITTEN = {
+    "float32": ("float32", "float32", {}, {}),
+    "a model with more bits": ("float32", "bfloat16", {}, {}),
+    "16 bits": ("bfloat16", "bfloat16", {"short": True}, {}),
+    "16-bit files, learned in fp32": ("bfloat16", "float32", {}, {}),
+    "a head": ("float32", "float32", {"lora_targets": "q_proj,lm_head"}, {"tie_word_embeddings": False}),
+    "embeddings": ("float32", "float32", {"lora_targets": "v_proj,embed_tokens"}, {"tie_word_embeddings": False}),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_the_model_made_of_a_checkpoint_of_adapters_is_what_was_delivered_bit_for_bit(start, tmp_path, kind) -> None:
+    stored, dtype, settings, shape = WRITTEN[kind]
+    folder = tmp_path / "step"
+    learner = saved(start(stored, **shape), folder, dtype, **settings)
+    assert not (folder / "model.safetensors").exists()
+    made = model_directory(str(folder))
+    assert made == folder / ".model"
+    found, delivered = load_file(made / "model.safetensors"), dict(learner.weights())
+    assert found.keys() == delivered.keys()
+    assert all(torch.equal(found[name], tensor.to(getattr(torch, dtype))) for name, tensor in delivered.items())
+    verify(folder)  # what is made of it is not part of it
+    inode = made.stat().st_ino
+    assert model_directory(str(folder)).stat().st_ino == inode, "it is made once"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft, with transformers 5
+def test_peft_reads_a_checkpoint_of_adapters(start, tmp_path) -> None:
+    from peft import PeftModel
+
+    learner = saved(start(), tmp_path / "step")
+    model = PeftModel.from_pretrained(checkpoint.load_model(start()), str(tmp_path / "step"))
+    found = model.merge_and_unload().state_dict()
+    assert all(torch.allclose(found[name], tensor, atol=1e-6) for name, tensor in learner.weights())
+
+
+def test_a_starting_model_may_move_within_its_name_but_not_change(start, tokenizer, make_model, tmp_path) -> None:
+    source, folder = start(), tmp_path / "step"
+    learner = saved(source, folder)
+    source.rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match=r"step holds adapters of .*start, and that model is not there any more"):
+        model_directory(str(folder))
+    (tmp_path / "start").symlink_to("away")
+    moved = trained(checkpoint.load_model(tmp_path / "away"), model=str(tmp_path / "away"))
+    moved.load(folder)
+    assert moved.fingerprint() == learner.fingerprint()
+
+    weights = load_file(source / "model.safetensors")
+    weights["model.norm.weight"][3] += 1
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    other = r"step holds adapters of .*start as it was when the run began, and .* has other weights"
+    with pytest.raises(ConfigError, match=other):
+        model_directory(str(folder))
+    with pytest.raises(ConfigError, match=other):
+        trained(checkpoint.load_model(source), model=str(source)).load(folder)
+    assert sorted(f.name for f in folder.glob(".model*")) == [".model.lock"]
+
+
+def test_a_damaged_checkpoint_of_adapters_and_a_damaged_model_of_it_are_named(start, tmp_path) -> None:
+    source = start()
+    for name in ("one", "two"):
+        saved(source, tmp_path / name)
+    file = tmp_path / "one" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointDamaged, match=r"adapter_model\.safetensors has changed since it was saved"):
+        model_directory(str(tmp_path / "one"))
+    listed_again(tmp_path / "one")
+    save_file(dict(list(load_file(file).items())[1:]), file)
+    listed_again(tmp_path / "one")
+    with pytest.raises(CheckpointDamaged, match=r"does not fit \(ValueError: they are of other layers"):
+        model_directory(str(tmp_path / "one"))
+
+    made = model_directory(str(tmp_path / "two")) / "model.safetensors"
+    made.write_bytes(made.read_bytes()[:-1] + b"x")
+    adapter_files._verify_once.cache_clear()  # as another process
+    with pytest.raises(ModelError, match=r"\.model is damaged: .*\. Remove this folder: it is made again"):
+        model_directory(str(tmp_path / "two"))
+
+
+def test_a_folder_that_takes_no_model_is_named_with_the_command_that_writes_it_elsewhere(start, tmp_path) -> None:
+    saved(start(), tmp_path / "step")
+    (tmp_path / "step" / ".model.lock").mkdir()  # nothing can be opened there, whoever runs this
+    with pytest.raises(ModelError, match=r"cannot be written there \(.*\)\. Write it elsewhere: agentrig export "):
+        model_directory(str(tmp_path / "step"))

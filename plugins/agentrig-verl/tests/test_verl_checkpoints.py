@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from agentrig_verl.algorithm import Verl
+from agentrig_verl.settings import VerlConfig
 
 from agentrig.errors import ConfigError
+from agentrig.hardware import Cpu
 
 torch = pytest.importorskip("torch")
 
@@ -106,3 +109,13 @@ def test_another_algorithms_checkpoint_cannot_be_resumed(tmp_path):
 
     with pytest.raises(ConfigError, match=r"algorithm\.model instead of --resume"):
         trainer_state(tmp_path)
+
+
+def test_a_checkpoint_of_adapters_is_no_model_to_start_from_or_to_serve(tmp_path):
+    (tmp_path / "starting_model.json").write_text("{}")
+    for ask in (
+        Verl(VerlConfig(model=str(tmp_path)))._model,
+        lambda: Verl(VerlConfig(model="m")).serve(hardware=Cpu(), checkpoint=tmp_path),
+    ):
+        with pytest.raises(ConfigError, match=r"holds adapters only\. .* agentrig export "):
+            ask()

@@ -247,6 +247,8 @@ class Record:
     def model(self) -> Path:
         """The directory of the starting model that the settings name.
 
+        Of another run's checkpoint that holds adapters it is `.model`, what that run's trainer has merged.
+
         Raises:
             CannotLook: It is not on this machine.
         """
@@ -254,6 +256,7 @@ class Record:
         plugin = importlib.util.find_spec("agentrig_grpo")  # for the models that it ships; nothing of it is imported
         shipped = [Path(folder) / "models" / name for folder in (plugin and plugin.submodule_search_locations) or ()]
         for folder in (Path(name).expanduser(), *shipped):
+            folder = folder / ".model" if (folder / "starting_model.json").is_file() else folder
             if name and (folder / "config.json").is_file():
                 return folder
         raise CannotLook(f"the starting model {name!r} is not on this machine")

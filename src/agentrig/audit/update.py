@@ -6,7 +6,9 @@ bound that is measured where it is used. Each formula is written from its paper.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -448,9 +450,8 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     """Compare the two files of weights in a checkpoint, of the step itself or another, with what was trained.
 
     Those of `learner.pt` have the digest that the run recorded of the step that made them, or of the start.
-    `model.safetensors` has them rounded to the run's dtype, equal bit for bit; or the starting model's with adapters
-    merged, which may differ by some units in the last place of the dtype, and for each product of the factors of one in
-    fp32.
+    `model.safetensors` has them rounded to the run's dtype, or `adapter_model.safetensors` has the same factors, which
+    `adapter_config.json` scales as the settings do: equal bit for bit.
 
     Raises:
         CannotLook: There is no such checkpoint, or the model is too large.
@@ -458,35 +459,48 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     import torch
     from safetensors.torch import load_file
 
-    at = step.number if at is None else at
+    at, rank = step.number if at is None else at, step.settings["lora_rank"]
     folder = step.folder(at)
-    file, version = folder / "model.safetensors", step.weights_of(at)
+    file, version = folder / ("adapter_model.safetensors" if rank else "model.safetensors"), step.weights_of(at)
     if version is None or not (file.is_file() and (folder / "trainer" / "learner.pt").is_file()):
         raise CannotLook(f"step {at} has no checkpoint of the loop's")
-    place(step.record.model, 8, on_cpu=step.record.on_cpu)
-    trained = step.learner(at)
+    trained, stated = step.learner(at), step.record.digests(version)
     with readable(file):
         written = load_file(file)
-    stated, rank = step.record.digests(version), step.settings["lora_rank"]
-    made = f"that step {version} made" if version else "of the start"
-    if rank and at < step.number and step.record.resumed:
-        raise CannotLook("the run was resumed, and its adapters may have had another lora_alpha before")
-    wrong = [f"model.safetensors lacks {name}" for name in trained if not rank and name not in written]
+    made, wrong = f"that step {version} made" if version else "of the start", list[str]()
     if step.sources.digest is not None and stated.get("weights", "") not in ("", step.sources.digest(trained)):
         wrong.append(f"learner.pt has other weights than those {made}, by their recorded digest")
-    dtype = getattr(torch, stated.get("dtype", ""), None) or next(iter(written.values())).dtype
-    begin = Weights(directory=step.record.model, trained=trained, scaling=step.scaling)
-    wanted = begin.load(Precision(torch.float32, rounded=dtype)).named_parameters()
-    for name, tensor in ((name, tensor.detach()) for name, tensor in wanted if name in written):
-        off = float((written[name].float() - tensor).abs().max())
-        bound = (4 * torch.finfo(dtype).eps + rank * 2**-23) * float(tensor.abs().max()) if rank else 0.0
-        if written[name].dtype != dtype:
+    if rank:
+        dtype, wanted = torch.float32, {re.sub(r"\.default(\.weight)?$", r"\1", n): t for n, t in trained.items()}
+        wrong += _scaled(step, at)
+    else:
+        place(step.record.model, 8, on_cpu=step.record.on_cpu)
+        dtype = getattr(torch, stated.get("dtype", ""), None) or next(iter(written.values())).dtype
+        whole = Weights(directory=step.record.model, trained=trained).load(Precision(torch.float32, rounded=dtype))
+        # A tensor that two layers share is trained and written once.
+        names = written.keys() | trained.keys()
+        wanted = {name: p.detach() for name, p in whole.named_parameters() if name in names}
+    for name, tensor in wanted.items():
+        if name not in written:
+            wrong.append(f"{file.name} lacks {name}")
+        elif written[name].dtype != dtype:
             wrong.append(f"{name} is written in {written[name].dtype}, and the run's dtype is {dtype}")
-        elif not off <= bound:
-            wrong.append(f"{name} is off by up to {off:.3g}, bound {bound:.2g}")
+        elif not (off := float((written[name].float() - tensor).abs().max())) <= 0:
+            wrong.append(f"{name} is off by up to {off:.3g}")
     what = f"the checkpoint of step {at} does not hold the weights {made}"
-    yield from faults(what, wrong, "the copy of the weights, how it is written, how adapters are merged")
+    yield from faults(what, wrong, "the copy of the weights, or how it is written")
     yield ok(f"checkpoint of step {at}: {amount(len(written), 'tensor')}")
+
+
+def _scaled(step: Step, at: int) -> list[str]:
+    """Say that a checkpoint's adapters are scaled in another way than the settings say; nothing if they are not."""
+    if at < step.number and step.record.resumed:
+        return []  # they may have had another lora_alpha before
+    file = step.folder(at) / "adapter_config.json"
+    with readable(file):
+        told = json.loads(file.read_text("utf-8"))
+        scaling = float(told["lora_alpha"]) / told["r"]
+    return [] if scaling == step.scaling else [f"{file.name} scales them by {scaling:g} instead of {step.scaling:g}"]
 
 
 def schedule(step: Step) -> Iterator[Verdict]:

@@ -16,7 +16,7 @@ import click
 
 from agentrig import end_at_once
 from agentrig.background import Background, late
-from agentrig.errors import AgentrigError, exhausted, little_memory, nearest
+from agentrig.errors import AgentrigError, RunStopped, exhausted, little_memory, nearest
 from agentrig.processes.ends import Interrupted, end_left, handling, interrupt, leave, no_silent_end
 
 LATE_S = 2.0
@@ -160,7 +160,12 @@ class Group(NearestGroup):
         except AgentrigError as error:
             from agentrig.text import message_lines
 
-            _tell(f"agentrig: {message_lines(str(error))}")
+            text = str(error)
+            if isinstance(error, RunStopped) and error.run is not None:
+                from agentrig.view.terminal import run_error
+
+                text = run_error(error)
+            _tell(f"agentrig: {message_lines(text)}")
             if "ulimit -v" not in str(error) and (memory := little_memory()):
                 _tell(f"  {memory}")
             if error.abandoned:

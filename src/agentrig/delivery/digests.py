@@ -89,9 +89,9 @@ def digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | No
     return found.result()
 
 
-def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return one digest of all tensors and their names."""
-    found = digests((name, tensors[name]) for name in sorted(tensors))
+def fingerprint(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> str:
+    """Return one digest of all tensors and their names; floating-point tensors are first rounded to `dtype`."""
+    found = digests(((name, tensors[name]) for name in sorted(tensors)), dtype)
     return hashlib.blake2b(json.dumps(found).encode(), digest_size=16).hexdigest()
 
 

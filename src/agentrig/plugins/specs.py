@@ -16,6 +16,8 @@ from agentrig.pools import RunnerSettings
 from agentrig.prompting import misfit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agentrig.adapters import Adapter
     from agentrig.agents import Agent
     from agentrig.algorithms import Algorithm, LoopAlgorithm
@@ -223,6 +225,8 @@ class AlgorithmSpec(Spec):
             that names one is refused.
         make_start: `make_start(config, plan, turns)` chooses a model for `agentrig warmup` and writes it, not trained
             yet (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
+        export: `export(checkpoint, target)` writes the plain model of a checkpoint that holds adapters only: one whose
+            `starting_model.json` names this algorithm (`agentrig.run.checkpoints`). None for one without such.
         formulas: Which formulas of `grpo` it has, so that the auditor can compute them again: `update` (settings,
             sampling of tasks, loss, optimizer). What else an algorithm does is not looked at.
         learning: `learning(config)` returns how it learns what a credit says (`agentrig.refusals.Learning`), for an
@@ -243,6 +247,7 @@ class AlgorithmSpec(Spec):
     runners: bool = False
     credit: str = ""
     make_start: MakeStart | None = None
+    export: Callable[[Path, Path], None] | None = None
     formulas: Sequence[Literal["update"]] = ()
     learning: Callable[[Any], Learning] | None = None
     trains: Literal["weights", "prompts"] = "weights"

@@ -133,4 +133,4 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, patterns)))
+    return re.compile("|".join(map(translate, patterns)) or "(?!)")  # an empty one would match every name

@@ -29,6 +29,13 @@ LIST = ".files.json"
 SAVED = "checkpoints"
 """The key of `progress.json` with the digests of the lists that were saved, by step."""
 
+STARTING_MODEL = "starting_model.json"
+"""In a checkpoint of adapters: `algorithm`, which can merge them (`AlgorithmSpec.export`), and the name and the digest
+of the `model` that they belong to."""
+
+MERGED = ".model"
+"""Folder in such a checkpoint: the plain model, once somebody has asked for it. It is not part of what was saved."""
+
 PIECE = 16 << 20
 """Bytes of a file that one thread digests."""
 
@@ -137,11 +144,9 @@ class Checkpoints:
                 part.mkdir(parents=True)
                 with flushing(part):
                     write(part)
-                files = sorted(f for f in part.rglob("*") if f.is_file())
-                listed = {str(f.relative_to(part)): [f.stat().st_size, digest_of(f)] for f in files}
+                write_list(part)
                 if keep:
                     (part / "keep").touch()  # not in the list: a user may add or remove it
-                (part / LIST).write_text(json.dumps(listed, indent=1) + "\n", "utf-8")
                 flush_tree(part)
                 record(digest_of(part / LIST))
                 _remove(stale)
@@ -163,7 +168,7 @@ class Checkpoints:
         """Where the disk has no room for one more checkpoint like the latest, keep only that one."""
         latest, _ = self.latest()
         if latest is not None:
-            size = sum(file.stat().st_size for file in latest.rglob("*") if file.is_file())
+            size = sum(file.stat().st_size for file in saved_files(latest))
             if size > shutil.disk_usage(self.folder).free:
                 self._drop_old(step, 1)
 
@@ -215,6 +220,19 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint, in order: without those whose name, or whose folder's name, begins with `.`."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+
+
+def write_list(folder: Path) -> None:
+    """Write the list of a folder's files, for `verify`."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    listed = {str(file.relative_to(folder)): [file.stat().st_size, digest_of(file)] for file in files}
+    (folder / LIST).write_text(json.dumps(listed, indent=1) + "\n", "utf-8")
 
 
 def digest_of(file: Path) -> str:
@@ -309,11 +327,10 @@ def _compare_sizes(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None
 def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool) -> None:
     """Raise if the files of a checkpoint are not the wanted ones, by path, size and digest."""
     _compare_sizes(checkpoint, wanted)
-    for file in sorted(checkpoint.rglob("*")):
-        name = str(file.relative_to(checkpoint))
+    for name in (str(file.relative_to(checkpoint)) for file in saved_files(checkpoint)):
         if not trains and name.startswith("trainer/"):
             continue
-        if file.is_file() and name not in wanted and name != "keep" and not file.name.startswith("."):
+        if name not in wanted and name != "keep":
             raise CheckpointDamaged(checkpoint, f"{name} was not there when it was saved; move it away")
     for name, (_, digest) in wanted.items():
         try:

@@ -47,6 +47,9 @@ CONSTRAINTS = (
 LIMIT_KEYS = ("max_tokens", "max_response_length")
 """What algorithms call the most tokens of a response."""
 
+NO_SIGNAL = "zero-variance-groups"
+"""The cause of a run that ends because the rewards of no group differ: what led to it, `agentrig why` finds out."""
+
 EARLY = 32
 """If the first rollouts of a batch, this many, all fail, the run stops and does not wait for the others."""
 
@@ -362,23 +365,7 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         for r in samples
         if r.outcome.own_reward is None  # such an agent has no answer to show
     ]
-    cause = "constant-reward"
-    if all(r.outcome.answer is None and r.outcome.own_reward is None for r in scored):
-        cure = "No rollout has an answer: does the agent return it?"
-    elif all(r.correct for r in scored):
-        cause = "tasks-too-easy"
-        cure = "All correct: use harder tasks, these teach nothing. Or does the reward ignore the answer?"
-    elif (scored[0].value or 0.0) <= 0.0:
-        cause = "tasks-too-hard"
-        cure = (
-            "All wrong: use a model that is sometimes right (algorithm.model), or easier tasks. The shipped model "
-            "`mini` knows only the SQL prompts of its recipe. `agentrig warmup` makes one for your "
-            "own tasks from a few right answers (docs/how-to/laptop.md)"
-        )
-    else:
-        cure = "The same for different answers: does the reward depend on the answer?"
-    lines.append(f"  {cure}")
-    raise RunStopped("\n".join(lines), cause=cause)
+    raise RunStopped("\n".join(lines), cause=NO_SIGNAL)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Loop:
         self.drawing.resume(session.directory, session.first_step)
         if settings.final == "best" and not settings.validate_every:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
-        serving = self.algorithm.serving(session.hardware, session.checkpoint)
+        serving = self.algorithm.serving(session.hardware, None)  # a resumed run delivers its checkpoint's weights
         sleeps = settings.server_sleep is True
         serving = attrs.evolve(serving, seed=session.seed, log=session.directory / "server.log", sleeps=sleeps)
         if fit := getattr(self.algorithm, "fit", None):

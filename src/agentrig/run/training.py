@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError, RunStopped, memory_named
 from agentrig.observers import RunEnd, RunError
-from agentrig.plan import Plan, script_of, to_toml
+from agentrig.plan import Plan, to_toml
 from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, descent_of, dev_command, run_name
+from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.log_file import warnings_kept
 from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
@@ -31,12 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SEEN_IN_ROLLOUTS = frozenset(
-    {
-        *("failures", "calls-not-recorded", "unmatched-calls", "constant-reward", "tasks-too-easy", "tasks-too-hard"),
-        *("zero-variance-groups", "sampled-differently"),
-    }
-)
+SEEN_IN_ROLLOUTS = frozenset({"failures", "calls-not-recorded", "unmatched-calls", NO_SIGNAL, "sampled-differently"})
 """The causes of a stop that single rollouts show."""
 
 
@@ -191,10 +187,6 @@ def train(
                 session.begin()  # for an algorithm without plan_steps and rollouts
                 session.check_learned()
             except RunStopped as stopped:
-                if stopped.cause == "tasks-too-hard" and not script_of(run.path):
-                    labels = min(200, max(1, 3 * len(splits["train"][1]) // 4))  # the model is tried on the others
-                    config = shlex.quote(str(run.path / "config.toml"))
-                    stopped.args = (f"{stopped}: agentrig warmup {config} --labels {labels} --until 0.2",)
                 if stopped.cause in SEEN_IN_ROLLOUTS:
                     stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
                 raise
@@ -231,6 +223,9 @@ def train(
                 if ended is not None:
                     plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
                     settle(plan.registry, run)
+                    if isinstance(ended, RunStopped):
+                        ended.run = run.path
+                        ended.add_note(f"What led to it, and what to change: agentrig why {shlex.quote(str(run.path))}")
 
         # The run has ended normally, or early because the user asked for it.
         summary: dict[str, Any] = run.read_json("summary.json")

@@ -19,7 +19,7 @@ These two also decide while no step has had a signal. So a constant reward from 
 once 35 groups have it: after 35 / tasks_per_step steps. Right answers count too then, as AGREEING, because a reward may
 ignore the answer. A run that ends before, with one reward in all steps, ends with the same error.
 
-If the mean reward was much higher (FALLEN) in the steps before, the error says that an update destroyed the policy.
+The error says what was seen. What led to it is said by the diagnosis (`agentrig.view.diagnosis`), which has all steps.
 
 Steps in which a group has unlike rewards and the weights did not change are no chance: two in a row are enough.
 """
@@ -28,18 +28,16 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from agentrig.errors import RunStopped
-from agentrig.figures import GRAD_NORM, number
+from agentrig.figures import GRAD_NORM
 from agentrig.rollouts import Rollout
-from agentrig.run.guards import check_rewards
-from agentrig.run.metrics import line_of, reward_figures
-from agentrig.text import amount
+from agentrig.run.guards import NO_SIGNAL, check_rewards
+from agentrig.run.metrics import reward_figures
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +52,6 @@ AGREEING = 0.75
 
 RECENT = 20
 """Number of steps with a signal, up to the latest one, that the share of groups without variance is taken from."""
-
-FALLEN = 0.7
-"""A mean reward below this share of an earlier one has fallen."""
 
 SOLVED = 3
 """Number of steps in a row, with every rollout correct and the same reward, after which the tasks are solved."""
@@ -81,7 +76,6 @@ class Signal:
         one_value: Whether all rollouts, two or more, got one reward.
         none: Whether no group has unlike rewards.
         accuracy: The share of correct rollouts; 0 if unknown.
-        reward: The mean reward; 0 if unknown.
     """
 
     groups: int
@@ -89,7 +83,6 @@ class Signal:
     one_value: bool
     none: bool
     accuracy: float
-    reward: float
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Signal:
@@ -103,7 +96,6 @@ class Signal:
             one_value=one_value,
             none=one_value or (alike == 1 and judged > groups),  # a group of one rollout says nothing
             accuracy=line.get("accuracy") or 0.0,
-            reward=number(line.get("reward")) or 0.0,
         )
 
 
@@ -117,7 +109,6 @@ class Guards:
         one_value: Groups of the steps in a row in which all rollouts got one reward, without those that are right.
         agreeing: Groups of the steps in a row in which no group had unlike rewards, without those that are right.
         recent: Groups, and the share of them without variance, of the latest steps that had a signal.
-        rewards: Mean rewards of the latest steps: `silent` ones, and RECENT before them.
         all_correct: Steps in a row in which all rollouts are correct and got the same reward.
         unchanged: The steps in a row that had a signal and did not change the weights; others between them are skipped.
         not_finite: Steps in a row in which the loss or the gradient norm was NaN or infinite.
@@ -130,7 +121,6 @@ class Guards:
     one_value: float = 0.0
     agreeing: float = 0.0
     recent: tuple[tuple[int, float], ...] = ()
-    rewards: tuple[float, ...] = ()
     all_correct: int = 0
     unchanged: tuple[int, ...] = ()
     not_finite: int = 0
@@ -150,8 +140,7 @@ class Guards:
             guards.add(line)
         if not ended:
             return guards
-        kept = guards.rewards[: len(guards.rewards) - guards.silent]
-        return cls(varied=guards.varied, recent=guards.recent, rewards=kept, demonstrated=demonstrated)
+        return cls(varied=guards.varied, recent=guards.recent, demonstrated=demonstrated)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a step that has ended; `line` is its line of `metrics.jsonl`."""
@@ -167,9 +156,7 @@ class Guards:
         if not signal.none:
             self.silent, self.one_value, self.agreeing = 0, 0.0, 0.0
             self.recent = (*self.recent, (signal.groups, signal.alike))[-RECENT:]
-            self.rewards = (*self.rewards, signal.reward)[-RECENT:]
             return
-        self.rewards = (*self.rewards, signal.reward)
         self.silent += 1
         wrong = signal.groups * (1 - signal.accuracy)
         self.agreeing += wrong
@@ -208,39 +195,15 @@ class Guards:
         unanswered = not self.varied and all(r.outcome.answer is None for r in rollouts if r.value is not None)
         least = AGREEING if correct else ONE_VALUE
         chance = now.chance(now.agreeing, AGREEING)
-        equal = signal.one_value and (unanswered or now.chance(now.one_value, least) < CHANCE)
-        if equal or chance < CHANCE:
-            now._check_fall(rollouts, step=step)
-        if equal:
+        if signal.one_value and (unanswered or now.chance(now.one_value, least) < CHANCE):
             check_rewards(rollouts, step=step, running=now.silent)
         if chance < CHANCE:
             raise RunStopped(
                 f"step {step}: for {now.silent} steps, the rollouts of each task got the same reward, so every "
-                f"advantage is zero. For this run, that is no chance (probability {chance:.0e}).\n  Are the rollouts "
-                "of a task all alike (temperature, a cache, a seed in the agent)? If not: use tasks that the model "
-                "solves sometimes, or more rollouts for each task.",
-                cause="zero-variance-groups",
+                f"advantage is zero. For this run, that is no chance (probability {chance:.0e}).",
+                cause=NO_SIGNAL,
             )
         return self.varied and correct and self.all_correct + 1 >= SOLVED
-
-    def _check_fall(self, rollouts: Sequence[Rollout], *, step: int) -> None:
-        """Stop if the reward fell when rollouts of a task became all alike: they were not before, so an update did it.
-
-        Raises:
-            RunStopped: The message has the rewards before and after.
-        """
-        before, after = self.rewards[: -self.silent], self.rewards[-self.silent :]
-        if not self.recent or not before or statistics.fmean(after) >= FALLEN * statistics.fmean(before):
-            return
-        worst = min((r for r in rollouts if r.value is not None), key=lambda r: r.value or 0.0)
-        raise RunStopped(
-            f"step {step}: for {amount(self.silent, 'step')}, the rollouts of each task got the same reward, so "
-            f"nothing could be learned. In earlier steps they differed, with a mean reward of up to {max(before):.3g}; "
-            f"now it is {after[-1]:.3g}: an update has destroyed the policy.\n  Use a tenth of the learning rate "
-            "(algorithm.lr), or warm it up (algorithm.warmup_steps). If the learning rate is not to blame: did the "
-            f"agent or the reward break in between?\n  for example, {line_of(worst)}",
-            cause="learning-rate-too-large",
-        )
 
     def check(self, line: Mapping[str, Any]) -> None:
         """Stop when the updates of the latest steps changed nothing or diverged.

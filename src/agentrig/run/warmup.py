@@ -9,7 +9,7 @@ import math
 import random
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,6 +108,14 @@ class Demonstrations:
     turns: Sequence[Turn]
     rollouts: int
     rejected: Sequence[str] = ()
+
+
+def guessed(found: Demonstrations) -> float:
+    """Return the share of tasks that one and the same reply answers; 0 where agents ask more than once."""
+    if not found.turns or len(found.turns) > found.rollouts:
+        return 0.0
+    replies = Counter(turn.reply.content for turn in found.turns)
+    return max(replies.values()) / len(found.turns)
 
 
 def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:

@@ -224,7 +224,7 @@ def check_scored(subject: PlaySubject) -> None:
 
 
 @needs(check_scored)
-def check_readable(subject: PlaySubject) -> None:
+def check_readable(subject: PlaySubject) -> str:
     """A model that says the right answers gets more reward than one that says nonsense.
 
     Why: Right answers earn nothing: there is nothing to learn from.
@@ -257,6 +257,12 @@ def check_readable(subject: PlaySubject) -> None:
             f"{right}). Task {first.play.task.id}: the model said {'; '.join(replies)!r:.160}, and the agent answered "
             f"{first.play.result.outcome.answer!r:.80}"
         )
+    if nonsense is None or 2 * nonsense < right:
+        return ""
+    return (
+        f"nonsense gets a mean reward of {nonsense:.3g}, right answers {right:.3g}: a reward that gives nonsense less "
+        "leaves more to learn from"
+    )
 
 
 def check_trains(subject: PlaySubject) -> None:

@@ -328,7 +328,7 @@ def required(module: str, *, tracker: str, extra: str = "") -> Any:
 def checkpoint_files(folder: Path) -> dict[str, Path]:
     """Return the files of a checkpoint by their path in it, without the state of the trainer."""
     found = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    return {name: file for name, file in found.items() if not name.startswith("trainer/")}
+    return {name: file for name, file in found.items() if not name.startswith(("trainer/", ".model"))}
 
 
 def best_checkpoint(directory: Path) -> Path | None:

@@ -266,7 +266,7 @@ def compared(
     rows = []
     for run in runs:
         missing: list[str] = []
-        row = table.row_of(run) | _about(run, known) | _usage(run, known)
+        row = table.row_of(run) | {"accuracy": _accuracy_of(run)} | _about(run, known) | _usage(run, known)
         row["against_start"] = _judged(run, reference, known, missing)
         own = _measured_start(run, runs, known)
         apart = row["against_start"]["reason"] is not None and own is not reference
@@ -290,6 +290,12 @@ def compared(
         between=_between([[runs[i] for i in pool] for pool in pools.values()]),
         prices=prices,
     )
+
+
+def _accuracy_of(run: RunData) -> dict[str, Any]:
+    """Return a run's held-out accuracy; of one that is resumed, without that of its earlier end."""
+    accuracy = figures.held_out(run)["accuracy"]
+    return accuracy | ({"after": None, "after_ci95": None} if run.running else {})
 
 
 def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
@@ -329,7 +335,7 @@ def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
 
 def _shares(pool: Sequence[RunData]) -> dict[str, Fraction]:
     """Return of each held-out task that every run scored after training the share of the runs that have it right."""
-    if any(_tasks(run) is None or figures.held_out(run)["accuracy"]["after"] is None for run in pool):
+    if any(_tasks(run) is None or _accuracy_of(run)["after"] is None for run in pool):
         return {}
     ends = [run.seen.of(file, measured_of) for run in pool for file in run.of_mode("report")[1:][-1:]]
     if len(ends) < len(pool):
@@ -492,7 +498,7 @@ def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str
     """Return why a run cannot be compared with the common start, a key of `NOT_COMPARED`; None if it can."""
     if _tasks(run) is None:
         return "tasks-unknown"
-    accuracy = figures.held_out(run)["accuracy"]
+    accuracy = _accuracy_of(run)
     if _tasks(run) != _tasks(reference):
         return "start-not-measured" if accuracy["before"] is None else "other-tasks"
     if _reward(run) != _reward(reference):
@@ -688,14 +694,14 @@ def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
 
 
 def _spent(line: Mapping[str, Any]) -> str:
-    learned = line["demonstrations"]
+    learned, so_far = line["demonstrations"], " in its steps so far" if "running" in line["status"] else ""
     return "\n".join(
         [
             *([f"{_spread(learned, lambda n: count(round(n)))} demonstrations"] if learned and learned["mean"] else []),
             f"{_spread(line['rollouts'], lambda n: count(round(n)))} rollouts",
             f"{_least(line, 'llm_calls')} LLM calls",
             *(f"{_least(line, f'{part}_tokens')} {part} tokens" for part in ("prompt", "response")),
-            f"{_spread(line['wall_s'], duration)} on {', '.join(line['machines'])}",
+            f"{_spread(line['wall_s'], duration)}{so_far} on {', '.join(line['machines'])}",
         ]
     )
 

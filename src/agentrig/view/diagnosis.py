@@ -1,5 +1,14 @@
 """The diagnosis of a run: everything that the rules of `causes/` find, what held learning back first.
 
+- It is the one judge. `why`, the report, and what `train` says at its end or when a run ends itself come from here, so
+  they can't name different causes. The guards of `run/` say what they saw; where many causes lead to that, only the
+  rules say which one it was.
+- A cause comes before what it explains (`Finding.explains`). What is explained keeps its figures and has no advice of
+  its own: it goes when its cause goes.
+- "Train for more steps" is said only where no trend speaks against it: see `agentrig.view.causes.groups.fading`.
+- A figure says what it is: a mean says of which steps, and "since step N" means in most steps from N on.
+- Of what else to know, the auditor's words come first, then trends, then facts.
+
 It reads only the run directory, also while the run goes on. If you ask repeatedly, read the run with the `Seen` of the
 last time: then only new files of rollouts are read.
 """
@@ -14,6 +23,7 @@ import attrs
 
 from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import amount, count, number
+from agentrig.run.guards import NO_SIGNAL
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
@@ -30,6 +40,7 @@ RULES: Sequence[Rule] = (
     outcome.reflections,
     rollouts.overlong_prompts,
     rollouts.failures,
+    rollouts.unanswered,
     calls.trained,
     rollouts.truncated_answers,
     weights.delivery,
@@ -55,6 +66,8 @@ RULES: Sequence[Rule] = (
 OF_SAMPLES = {policy.collapsed, policy.unexploring, groups.zero_variance, rewards.exploited, outcome.memorised}
 """Those that read the rewards of training as the model's: where demonstrations are learned, they are not."""
 
+TOLD_FIRST = (weights.audited, policy.collapsed, groups.zero_variance)
+"""Those whose warnings come before others: what the auditor found, and trends."""
 
 NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems that got better for certain."""
@@ -163,7 +176,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     data = run if isinstance(run, RunData) else read_run(Path(run))
     evidence = Evidence.of(data)
     rules = [rule for rule in RULES if rule not in OF_SAMPLES or not evidence.demonstrated]
-    found = [finding for rule in rules for finding in rule(evidence)]
+    by_rule = {rule: list(rule(evidence)) for rule in rules}
+    found = [finding for findings in by_rule.values() for finding in findings]
     problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
     if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
         problems = [f for f in problems if f.cause != "low-entropy"]
@@ -182,6 +196,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
     silent = problems or data.running or no_gain in (UNREADABLE, NO_ROLLOUT) or not (data.steps or stopped)
+    go_on = "" if silent else advice(evidence)
+    warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
@@ -193,8 +209,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         no_gain=no_gain,
         reward_rise=rise,
         problems=problems,
-        next_step="" if silent else advice(evidence),
-        warnings=[*ends, *(f for f in found if f.level == "warn")],
+        next_step=go_on,
+        warnings=[*ends, *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on)],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *data.damage])),
         audited=weights.links_audited(data),
@@ -225,30 +241,39 @@ def _no_gain(evidence: Evidence) -> str:
 
 
 def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
-    """Order problems: what ended the run, then what takes away most; a cause always before what follows from it."""
+    """Order problems: what ended the run, then what takes away most; a cause always before what follows from it.
+
+    That rewards did not differ any more is no problem of its own if a rule found what led to it: that one then says so.
+    """
     stop = next((f for f in ended if f.level == "problem"), None)
-    if stop is not None:
-        same = next((f for f in found if f.cause == stop.cause), None)
-        if same is not None:
-            # the run's message, with the counts of the whole run
-            stop = attrs.evolve(
-                same, text=stop.text, advice=stop.advice or same.advice, lost=1.0, ended=True,
-                explains=(*same.explains, *stop.explains),
-            )  # fmt: skip
-        found = [stop, *(f for f in found if f is not same)]
-    order = sorted(found, key=lambda f: (not f.ended, f.lost < 0.5))
-    left, placed = list(order), list[Finding]()
+    same = next((f for f in found if stop is not None and f.cause == stop.cause), None)
+    if stop is not None and same is not None:
+        # the run's message, with the counts of the whole run
+        stop = attrs.evolve(
+            same, text=stop.text, advice=stop.advice or same.advice, lost=1.0, ended=True,
+            explains=(*same.explains, *stop.explains),
+        )  # fmt: skip
+    found = [*filter(None, [stop]), *(f for f in found if f is not same)]
+    left, placed = sorted(found, key=lambda f: (not f.ended, f.lost < 0.5)), list[Finding]()
     while left:
-        names = {f.cause for f in left}
-        first = next((f for f in left if not names & _above(f, left)), left[0])
-        placed.append(first)
+        first = next((f for f in left if not _above(f, left)), left[0])
+        placed.append(attrs.evolve(first, follows=next(iter(_above(first, placed)), "")))
         left.remove(first)
-    return placed
+    last = next((f for f in placed if f.ended and f.follows and f.cause == NO_SIGNAL), None)
+    if last is None or same is not None:
+        return placed
+    return [_led_to(last, f) if f.cause == last.follows else f for f in placed if f is not last]
 
 
-def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
+def _above(finding: Finding, others: Sequence[Finding]) -> list[str]:
     """Return the causes that this finding follows from."""
-    return {f.cause for f in others if f is not finding and finding.cause in f.explains}
+    return [f.cause for f in others if f is not finding and finding.cause in f.explains]
+
+
+def _led_to(stop: Finding, cause: Finding) -> Finding:
+    """Return a cause with what it led to: the run's end, and the examples that this gave."""
+    lines = [f"{IT_ENDED}{stop.text}", *cause.advice.splitlines(), *stop.advice.splitlines()]
+    return attrs.evolve(cause, advice="\n".join(dict.fromkeys(lines)), ended=True)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -270,11 +295,14 @@ def verdict(diagnosis: Diagnosis) -> str:
     return f"{said}{gain}{unseen} {diagnosis.next_step}".strip()
 
 
-def headline(diagnosis: Diagnosis) -> str:
-    """Return the first line of what is said about a run: its first problem, or the sentence for a run without one."""
+def ending(diagnosis: Diagnosis) -> list[str]:
+    """Return what `train` says at its end: the first problem with what to change, or the sentence without one."""
     first = next(iter(diagnosis.problems), None)
-    return verdict(diagnosis) if first is None else f"{first.cause}: {first.text}"
+    return [verdict(diagnosis)] if first is None else [f"{first.cause}: {first.text}", *details(first)]
 
+
+IT_ENDED = "It ended the run in "
+"""What is said of a cause that ended a run, before what the run said."""
 
 DAMAGED = ("damaged", "cannot be read", "changed since the run wrote")
 """What is said of a file that holds something else than the run wrote."""
@@ -311,6 +339,8 @@ def details(found: Finding) -> list[str]:
     if found.since and not re.search(rf"\bstep {found.since}\b", found.text):
         facts.append(f"{'it ended the run in' if ended else 'first seen in'} step {found.since}")
     lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all
+    if found.follows:
+        return [*lines, f"This follows from {found.follows}: mend that first."]
     lines += [line for line in found.advice.splitlines() if line]
     if found.settings:
         lines.append(f"settings: {', '.join(found.settings)}")

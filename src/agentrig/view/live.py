@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 RARELY_S = 30.0
 """Seconds between two lines of a long measurement, where there is no panel."""
 
+MANY_ALIKE = 0.5
+"""From this share on, the groups whose rollouts all got the same reward are shown: they teach nothing."""
+
 STARTING = "starting the agent, the model's server and the learner"
 
 _DOING = {
@@ -279,6 +282,8 @@ class LiveDisplay:
     def _figures(self, validation: str, failures: Mapping[str, int]) -> list[tuple[str, str]]:
         """Return the figures of the latest step that are known, with their labels."""
         m, reward = self._last, ""
+        several = (m.get("rollouts") or 0) > (m.get("groups") or 0)  # else groups are of one rollout
+        alike = (number(m.get("zero_variance_groups")) or 0.0) if several and not self._demonstrated else 0.0
         if self._rewards:
             n = len(self._rewards)
             of_several = f" (mean of {n}: {sum(self._rewards) / n:.3f})" if n > 1 else ""
@@ -296,6 +301,7 @@ class LiveDisplay:
         rows = [
             ("reward", reward),
             ("no update:", "groups all alike" if _idle(m) else ""),
+            ("groups alike", f"{alike:.0%}" if alike >= MANY_ALIKE and not _idle(m) else ""),
             ("demonstrations learned", learned if m else ""),
             ("loss", "" if loss is None else f"{loss:.4f}"),
             ("training accuracy (sampled)", "" if self._demonstrated else _measured(m.get("accuracy"))),

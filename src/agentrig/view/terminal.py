@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from agentrig.errors import AgentrigError, RunStopped
 from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points
 from agentrig.plan import script_of
 from agentrig.prompting import PROMPTS_FILE
@@ -21,7 +22,7 @@ from agentrig.text import amount, cut, differs_in_kind_only, printable, with_kin
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
-from agentrig.view.diagnosis import diagnose, headline
+from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, judged, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, is_said, readable_rollout, text_of
@@ -133,7 +134,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     """Yield what a terminal shows of a run that has ended: lines, and tables that fit its width.
 
     The held-out figures before and after, whether the difference may be chance, a task before and after side by side,
-    the first line of `agentrig why`, and the commands to go on with.
+    the first cause that `agentrig why` names, and the commands to go on with.
     """
     run = read_run(directory)
     held_out = figures.held_out(run)
@@ -173,7 +174,9 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         yield table
         yield "agentrig watch shows the right answer too"
     yield ""
-    yield f"why: {headline(diagnose(run))}"
+    first, *others = ending(diagnose(run))
+    yield f"why: {first}"
+    yield from (f"     {line}" for line in others)
     hours, failed = figures.hours(run), failures(run)
     solved = ", solved" if run.summary.get("solved") else ""
     took = "" if hours is None else f" in {duration(3600 * hours)}"
@@ -184,6 +187,21 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     places = _next(directory) | _tracked(mapping(run.summary.get("observer_writes")))
     width = max(map(len, places))
     yield from (f"{name:<{width}}  {place}" for name, place in places.items())
+
+
+def run_error(error: RunStopped) -> str:
+    """Return what a terminal shows of the error that ended a run: its message, and what `agentrig why` says first."""
+    seen = str(error)
+    if error.run is None:
+        return seen
+    try:
+        first, *others = ending(diagnose(error.run))
+    except AgentrigError:  # its directory was moved, or deleted
+        return seen
+    told = first.partition(": ")[2].startswith(seen.partition("\n")[0])  # the error is the cause itself
+    lines = [*([] if told else [f"why: {first}"]), *others]
+    more = f"more: agentrig why {shlex.quote(str(error.run))}"
+    return "\n".join([seen, *(f"  {line}" for line in [*lines, more] if line.removeprefix(IT_ENDED) not in seen)])
 
 
 def _ends(head: str) -> Table:

@@ -11,6 +11,8 @@ from agentrig_grpo.config import EmbeddedConfig, GrpoConfig, SftConfig
 from agentrig_grpo.config import LearnerConfig as LearnerConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agentrig.algorithms import LoopAlgorithm
     from agentrig.demonstrations import StartingModel, StartPlan, Turn
     from agentrig.hardware.memory import Workload
@@ -58,6 +60,14 @@ def make_start(config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn]) ->
     return starting.make_start(config, plan, turns)
 
 
+def export(checkpoint: Path, target: Path) -> None:
+    """Write a checkpoint of adapters as a plain model; torch is imported here."""
+    from agentrig_grpo.adapter_files import write_plain
+    from agentrig_grpo.naming import model_directory
+
+    write_plain(checkpoint, target, model_directory)
+
+
 def build_server(config: EmbeddedConfig) -> MakeServer:
     """Return what makes the server of a plan; torch is imported only in its process."""
     from agentrig_grpo.server.handle import Embedded
@@ -102,6 +112,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
             ready=ready,
             server=True,
             make_start=make_start,
+            export=export,
             formulas=("update",),
         )
 

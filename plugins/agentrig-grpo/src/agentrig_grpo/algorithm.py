@@ -22,7 +22,7 @@ from agentrig.run.checkpoints import verify
 from agentrig.servers import ServerMemory, ServerPlan
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import check_context
-from agentrig_grpo.naming import model_directory
+from agentrig_grpo.naming import model_directory, plain
 
 if TYPE_CHECKING:
     from agentrig.servers import Server
@@ -56,7 +56,7 @@ class Grpo:
     def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
         """Return how to serve a checkpoint, or the starting model."""
         config = self.config
-        source = checkpoint or model_directory(config.model)
+        source = plain(checkpoint) if checkpoint else model_directory(config.model)
         dtype = check_device(hardware, config.dtype)
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
         limit = hardware.memory_limit or None  # all of it for an evaluation; `fit` plans for training
@@ -79,9 +79,7 @@ class Grpo:
         session.note(self._memory.line())
         session.record("memory", self._memory.facts())
         plan = attrs.evolve(plan, memory=self._memory.server_memory, sleeps=self._memory.choice.sleeps)
-        if self._memory.choice.lent:  # a checkpoint has the adapters merged
-            plan = attrs.evolve(plan, adapters=self.config.lora_rank, model=model_directory(self.config.model))
-        return plan
+        return attrs.evolve(plan, adapters=self.config.lora_rank if self._memory.choice.lent else 0)
 
     def borrow(self, server: Server) -> None:
         """Let the learner read the server's frozen weights, where the memory plan says so."""

@@ -130,25 +130,34 @@ def save(
         dtype: The weights' dtype on disk; None for the model's own.
         state: Weights to write in place of the model's own, as `weights` returns them.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     written = {}
     for name, tensor in (weights(model) if state is None else state).items():
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        written[name] = tensor.detach().to(kind).cpu().contiguous()
+        written[name] = tensor.detach().to(kind)
+    save_settings(base, tokenizer, directory, dtype=next(iter(written.values())).dtype)
+    save_tensors(written, directory / "model.safetensors")
+
+
+def save_settings(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write config, generation config and tokenizer of a plain model whose weights are written in a dtype."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(str(directory))
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    config["architectures"] = [type(model).__name__]
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(str(directory))
+    save_tokenizer(tokenizer, directory)
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write a safetensors file beside a `config.json`, whose permissions it gets: else its owner alone can read it."""
     from safetensors.torch import save_file
 
-    save_file(written, str(directory / "model.safetensors"), metadata={"format": "pt"})
-    base.config.save_pretrained(str(directory))
-    config = json.loads((directory / "config.json").read_text("utf-8"))
-    config["architectures"] = [type(base).__name__]
-    config["dtype"] = str(next(iter(written.values())).dtype).removeprefix("torch.")
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    mode = (directory / "config.json").stat().st_mode & 0o777
-    (directory / "model.safetensors").chmod(mode)  # safetensors makes it readable for its owner alone
-    if base.generation_config is not None:
-        base.generation_config.save_pretrained(str(directory))
-    save_tokenizer(tokenizer, directory)
+    save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, str(file), metadata={"format": "pt"})
+    file.chmod((file.parent / "config.json").stat().st_mode & 0o777)
 
 
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:

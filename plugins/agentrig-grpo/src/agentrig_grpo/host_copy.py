@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
@@ -52,34 +52,24 @@ class HostCopy:
             self._reserving.start()
 
     @torch.no_grad()
-    def take(self, state: Any, *, made: Iterable[tuple[str, torch.Tensor]] = ()) -> tuple[Any, dict[str, torch.Tensor]]:
-        """Copy all tensors of a state; the state's own containers are copied too.
+    def take(self, state: Any) -> Any:
+        """Copy all tensors of a state, nested dicts and lists, which are copied too.
 
-        Args:
-            state: Nested dicts and lists. A tensor that comes twice is copied once.
-            made: More tensors with their names, which never change: each is made when it is asked for, and on a device
-                freed once it is copied.
-
-        Returns:
-            The copy of the state, and those of the other tensors by name; on a CPU, these themselves.
+        A tensor that comes twice is copied once.
         """
         if self._reserving is not None:
             self._reserving.join()
             self._reserving = None
         if self._module is None:
-            seen: dict[Any, torch.Tensor] = {}
-            copied = self._each(state, "", lambda name, tensor: tensor.clone(), seen)
-            return copied, {name: tensor.detach() for name, tensor in made}
+            return self._each(state, "", lambda name, tensor: tensor.clone(), {})
         if self._stream is None:
             self._stream = self._module.Stream(device=self._device)
         self._settled = False
         self._stream.wait_stream(self._module.current_stream(self._device))
         with self._module.stream(self._stream):  # on the host, copies from there take place at once
             copied = self._each(state, "", self._to_buffer, {})
-            # They are of this stream, so the memory of one is another's only after its copy.
-            more = {name: self._to_buffer(f"made.{name}", tensor.detach(), keep=False) for name, tensor in made}
             self._copied = self._stream.record_event()
-        return copied, more
+        return copied
 
     def before_change(self) -> None:
         """Let what is queued on the device from here on begin after the latest copies; the host does not wait."""
@@ -107,7 +97,7 @@ class HostCopy:
             return [self._each(each, f"{name}.{i}", make, seen) for i, each in enumerate(value)]
         return value
 
-    def _to_buffer(self, name: str, tensor: torch.Tensor, keep: bool = True) -> torch.Tensor:
+    def _to_buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         elsewhere = tensor.device.type != self._device.type
         if elsewhere and tensor.numel() < FEW:  # the optimizer's counts
             return tensor.clone()
@@ -118,8 +108,7 @@ class HostCopy:
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = self._buffers[name] = self._buffer(tensor)
         buffer.copy_(tensor, non_blocking=True)
-        if keep:
-            self._sources.append(tensor)
+        self._sources.append(tensor)
         return buffer
 
     def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from agentrig.hardware.memory import in_words
 from agentrig.learners import TrainSample as TrainSample
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig.refusals import check_single_calls
-from agentrig_grpo import checkpoint, trainer_files
+from agentrig_grpo import adapter_files, checkpoint, trainer_files
 from agentrig_grpo.building import build, recompute
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
@@ -43,6 +43,7 @@ from agentrig_grpo.lora import factors, live_weights
 from agentrig_grpo.loss import CROSS_ENTROPY, LossInputs, sample_weights, token_losses, tokens_in_loss
 from agentrig_grpo.masters import computing_in
 from agentrig_grpo.model_files import weight_files
+from agentrig_grpo.naming import lasting
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_bytes, optimizer_of
 from agentrig_grpo.passes import check_recorded, out_of_memory
 from agentrig_grpo.server.chat import Chat, TooLong
@@ -110,6 +111,7 @@ class Learner:
         self.ready: Callable[[], None] = lambda: None  # checks the memory when the model's server has new weights
         self._dtype, self._seed, self._lent = dtype, seed, lent
         self._bf16 = dtype == "bfloat16"
+        self._start = adapter_files.reference(model, lasting(config.model)) if config.lora_rank else {}
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
         self.model, self.share, self.trained = built.model, built.share, built.trained
         self._reference, self._masters = built.reference, built.masters
@@ -500,16 +502,27 @@ class Learner:
         self._set(self._kept)
 
     def save(self, directory: Path) -> None:
-        """Write the model, and under `trainer/` what `load` needs."""
-        checkpoint.save(self.model, self.tokenizer, directory, dtype=getattr(torch, self._dtype))
-        trainer_files.write(directory, self.state())
+        """Write the model, or adapters and what their starting model is, and under `trainer/` what `load` needs."""
+        self._write(directory, self.state(), {} if self._start else checkpoint.weights(self.model))
+
+    def _write(self, directory: Path, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> None:
+        dtype = getattr(torch, self._dtype)
+        if self._start:
+            adapters, start = state["trained"], self._start
+            adapter_files.save(self.model, self.tokenizer, directory, dtype=dtype, trained=adapters, start=start)
+        else:
+            checkpoint.save(self.model, self.tokenizer, directory, dtype=dtype, state=weights)
+        trainer_files.write(directory, state)
 
     def plan_saving(self) -> int:
         """Make room in host memory for `copied`; return about how many bytes `save` writes."""
-        model, trained = list(self.model.parameters()), list(self.trained.values())
+        trained = list(self.trained.values())
+        model = [] if self._start else list(self.model.parameters())
         moments = optimizer_bytes(trained, self.config.optimizer)
         weights = sum(t.nbytes for t in trained)
-        held = moments + sum(t.nbytes for t in model) + (weights if self._masters is not None else 0)
+        held = moments + sum(t.nbytes for t in model)
+        if self._start or self._masters is not None:
+            held += weights
         free = None if self._host_memory is None else self._host_memory()
         if free is not None and held * HOST_MARGIN > free:
             self._copies = False
@@ -523,31 +536,29 @@ class Learner:
         kept = weights if self.config.final == "best" else 0
         written: torch.dtype = getattr(torch, self._dtype)
         model_bytes: int = written.itemsize * sum(t.numel() for t in model)
-        return moments + weights + kept + model_bytes
+        return moments + weights + kept + (weights if self._start else model_bytes)
 
     def copied(self) -> Callable[[Path], None] | None:
         """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""
         if not self._copies:
             return None
-        host, kept, dtype = self._host, self._kept, getattr(torch, self._dtype)
-        weights, adapted = checkpoint.weights(self.model), bool(self.config.lora_rank)
-        if adapted:  # they are merged on a stream of its own, which can't have what torch keeps for the others
-            give_memory_back(self._device)
-        # Adapters are merged one matrix at a time, into the dtype in which they are written.
-        merged = ((n, t.to(dtype) if t.is_floating_point() else t) for n, t in weights.items()) if adapted else ()
-        copy, made = host.take({"trainer": self._state(), "model": {} if adapted else weights}, made=merged)
+        host, kept = self._host, self._kept
+        weights = {} if self._start else checkpoint.weights(self.model)
+        copy = host.take({"trainer": self._state(), "model": weights})
 
         def write(directory: Path) -> None:
             host.wait()
-            checkpoint.save(self.model, self.tokenizer, directory, dtype=dtype, state=made or copy["model"])
-            trainer_files.write(directory, {**copy["trainer"], "kept": kept})
+            self._write(directory, {**copy["trainer"], "kept": kept}, copy["model"])
 
         return write
 
     def load(self, directory: Path) -> None:
         """Continue from what `save` wrote; see `agentrig.learners.Learner`."""
+        if self._start:
+            adapter_files.check_start(directory, self._start)
         with trainer_files.fitting(directory):
-            weight_files(directory)
+            if not self._start:
+                weight_files(directory)
             self.load_state(trainer_files.read(directory))
 
     def state(self) -> dict[str, Any]:

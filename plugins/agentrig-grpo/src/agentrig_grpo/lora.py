@@ -114,6 +114,20 @@ class MergedWeights(Mapping[str, torch.Tensor]):
             )
         return tensor
 
+    @torch.no_grad()
+    def fold(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return all weights in a dtype, without a second model: merged ones in the memory of the model's own.
+
+        The model is of no use any more after this.
+        """
+        found = {}
+        for name, own in self._tensors.items():
+            if name in self._adapted and own.dtype == dtype:
+                found[name] = own.copy_(self[name])
+            else:
+                found[name] = self[name].to(dtype) if own.is_floating_point() else own
+        return found
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, in the model's order."""
         return iter(self._tensors)

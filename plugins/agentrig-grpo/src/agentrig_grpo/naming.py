@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from agentrig.errors import ConfigError, nearest, nearest_path
+from agentrig.run.checkpoints import STARTING_MODEL
 from agentrig.text import words_of
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def model_directory(name: str) -> Path:
 
     Args:
         name: A Hugging Face directory, a shipped model's name, or `OWNER/NAME` of the hub: then it must be in the
-            hub's cache, see `download`.
+            hub's cache, see `download`. A checkpoint of adapters is merged, see `adapter_files.plain_directory`.
 
     Raises:
         ConfigError: It is none of them; the message lists the shipped models.
@@ -45,7 +46,7 @@ def model_directory(name: str) -> Path:
     directory = Path(name).expanduser()
     try:
         if (directory / "config.json").is_file():
-            return directory.resolve()
+            return plain(directory.resolve())
     except PermissionError:
         raise ConfigError(
             f"[algorithm] model = {name!r}: this user (uid {os.getuid()}) may not look into it or a folder above; "
@@ -56,6 +57,21 @@ def model_directory(name: str) -> Path:
     if is_of_hub(name) and (cached := in_cache(name)) is not None:
         return cached
     raise ConfigError(_absent(name))
+
+
+def plain(directory: Path) -> Path:
+    """Return a directory with the whole model, see `adapter_files.plain_directory`; torch is imported if needed."""
+    if not (directory / STARTING_MODEL).is_file():
+        return directory
+    from agentrig_grpo.adapter_files import plain_directory
+
+    return plain_directory(directory, model_directory)
+
+
+def lasting(name: str) -> str:
+    """Return a model's name as it is found from any working directory: an absolute path, where it is a folder's."""
+    directory = Path(name).expanduser()
+    return str(directory.resolve()) if (directory / "config.json").is_file() else name
 
 
 def _absent(name: str) -> str:

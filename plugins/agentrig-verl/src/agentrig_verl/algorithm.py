@@ -21,6 +21,7 @@ from agentrig.pools import MakePool
 from agentrig.runners.jobs import AgentPlan
 from agentrig.tokenizers import disagreement
 from agentrig_verl import schema, sharing, symbols
+from agentrig_verl.checkpoints import whole_model
 from agentrig_verl.checks import check, check_loggers
 from agentrig_verl.keys import changed, keys_of, memory_plan, served_with
 from agentrig_verl.pool import PlacedPool
@@ -128,7 +129,7 @@ class Verl:
         flat = changed(self.config, hardware)
         prompt, response = flat.get("data.max_prompt_length"), flat.get("data.max_response_length")
         return serve_model(
-            str(checkpoint) if checkpoint else self._model(),
+            str(whole_model(checkpoint)) if checkpoint else self._model(),
             sampling={"temperature": 0.0, **({"max_tokens": response} if response else {})},
             max_model_len=flat.get(f"{ROLLOUT}.max_model_len") or (prompt + response if prompt and response else None),
             memory=self._share(flat, hardware),
@@ -173,7 +174,7 @@ class Verl:
         if not self.config.model:
             raise ConfigError("[algorithm] verl needs model: a Hugging Face directory, or a name on the Hub")
         path = Path(self.config.model).expanduser()
-        return str(path.resolve()) if path.is_dir() else self.config.model
+        return str(whole_model(path.resolve())) if path.is_dir() else self.config.model
 
     def _trusted(self, session: Session, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys that connect verl to the run. Keys that a recipe may set, and has set, are left out."""

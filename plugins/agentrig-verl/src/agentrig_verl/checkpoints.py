@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError
-from agentrig.run.checkpoints import copy_tokenizer
+from agentrig.run.checkpoints import STARTING_MODEL, copy_tokenizer
 
 
 def finish_checkpoint(path: Path, step: int, *, base: str) -> None:
@@ -35,6 +35,19 @@ def finish_checkpoint(path: Path, step: int, *, base: str) -> None:
         merge_adapter(path, json.loads(meta.read_text("utf-8")))
     if Path(base).is_dir():
         copy_tokenizer(Path(base), path)
+
+
+def whole_model(directory: Path) -> Path:
+    """Return a model's directory.
+
+    Raises:
+        ConfigError: It is a checkpoint of `grpo` that holds adapters only.
+    """
+    if (directory / STARTING_MODEL).is_file():
+        raise ConfigError(
+            f"{directory} holds adapters only. Write the whole model, then use DIR: agentrig export {directory} DIR"
+        )
+    return directory
 
 
 def trainer_state(checkpoint: Path) -> Path:

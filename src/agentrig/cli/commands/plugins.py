@@ -52,6 +52,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
         alike: dict[tuple[str, str, str | None], list[str]] = {}  # a distribution may bring several
         for plugin in registry.plugins:
             where = f"plugin {plugin.name}" if plugin.distribution == "file" else plugin.origin
+            where = where.removeprefix(f"{plugin.distribution}.")
             alike.setdefault((plugin.source, plugin.status, plugin.error), []).append(where)
         for (source, status, error), places in alike.items():
             click.echo(f"    {source}  {status}  ({', '.join(places)})" + (f"\n        {error}" if error else ""))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from agentrig.cli.options import Number, RunPath, find_checkpoint
+from agentrig.cli.options import Number, RunPath, find_checkpoint, stdout_to_stderr
 from agentrig.text import amount
 
 
@@ -15,7 +17,7 @@ from agentrig.text import amount
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--check/--no-check", default=True, help="Compare the exported model with the learner (on by default).")
 def export(run: Path, target: Path, check: bool) -> None:
-    """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
+    """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load, with LoRA merged.
 
     transformers loads the copy, and it must give the run's probe the log-probabilities that the learner gave; and the
     checkpoint must hold the weights of the step that it states, by the digest that the run recorded. A killed
@@ -43,7 +45,7 @@ def export(run: Path, target: Path, check: bool) -> None:
     try:
         with writing(target, "another TARGET"):
             shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
-            shutil.copytree(str(checkpoint), part, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
+            _copy_model(checkpoint, part)
         with temporary_files():  # torch makes a folder for compiled kernels, whether it compiles any or not
             result = check_export(part, checkpoint) if check else ""
             if check and (fault := checkpoint_fault(checkpoint)):
@@ -57,6 +59,34 @@ def export(run: Path, target: Path, check: bool) -> None:
     click.echo(f"{checkpoint} -> {target}")
     if result:
         click.echo(result)
+
+
+def _copy_model(checkpoint: Path, target: Path) -> None:
+    """Copy a checkpoint without the trainer's state; one of adapters is merged by the algorithm that it names.
+
+    Raises:
+        ConfigError: There is no such algorithm here, or it can't merge it.
+        CheckpointDamaged: It does not name its algorithm.
+    """
+    import shutil
+
+    from agentrig.errors import CheckpointDamaged, ConfigError
+    from agentrig.plugins.loading import load
+    from agentrig.run.checkpoints import STARTING_MODEL
+
+    file = checkpoint / STARTING_MODEL
+    if not file.is_file():
+        shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
+        return
+    try:
+        name = str(json.loads(file.read_text("utf-8"))["algorithm"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamaged(checkpoint, f"{file.name} names no algorithm ({type(error).__name__})") from None
+    with stdout_to_stderr():
+        spec: Any = load().find("algorithm", name).spec
+    if spec.export is None:
+        raise ConfigError(f"{checkpoint} holds adapters, and algorithm {name} has no way to merge them")
+    spec.export(checkpoint, target)
 
 
 @click.command("export-traces")

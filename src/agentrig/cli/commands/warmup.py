@@ -247,6 +247,12 @@ def _make(
     click.echo(f"demonstrations: {amount(found.rollouts, 'rollout')}, {len(found.turns)} replies to learn")
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
+    share = run.guessed(found)
+    if until is not None and share >= until:
+        click.echo(
+            f"warning: one and the same reply is right in {share:.0%} of the demonstrations, so a model that only "
+            f"guesses reaches --until {until:g}: ask for more than that"
+        )
     tried: list[float] = []
 
     def enough(done: float, measured: Callable[[], Any]) -> bool:
@@ -294,6 +300,8 @@ def _make(
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
             done["known"] = known.as_dict()
+            of_them = "none was scored" if known.accuracy is None else f"{known.accuracy:.1%} of {known.n} correct"
+            click.echo(f"demonstrated tasks: {of_them}; if far more than of the others, the model repeats them")
         if not labels.fresh:
             click.echo(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "

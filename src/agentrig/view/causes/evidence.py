@@ -17,6 +17,7 @@ import attrs
 from agentrig.correctness import as_much
 from agentrig.figures import number
 from agentrig.rollouts import mode_name
+from agentrig.run.guards import NO_SIGNAL
 from agentrig.view.reading import RolloutFile, RunData, dig, is_correct, mapping, rollout_rows
 
 OVERLONG = re.compile(
@@ -26,6 +27,7 @@ OVERLONG = re.compile(
 
 COLUMNS = (
     "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets", "answer",
+    "own_reward",
 )  # fmt: skip
 
 
@@ -43,6 +45,7 @@ class StepFacts:
         right: Of these, the correct ones.
         silent: Scored ones without a call to the model.
         untrained: Scored ones with calls, but without a trained one.
+        unanswered: Scored ones without an answer, if none of these is correct and all got one reward.
         cut: Scored ones with an answer that was cut at the token limit.
         cut_reward: The sum of their rewards.
         cut_right: How many of them are correct.
@@ -72,6 +75,7 @@ class StepFacts:
     right: int = 0
     silent: int = 0
     untrained: int = 0
+    unanswered: int = 0
     cut: int = 0
     cut_reward: float = 0.0
     cut_right: int = 0
@@ -128,6 +132,8 @@ def facts_of(file: RolloutFile) -> StepFacts:
             groups[str(row["group"] if row["group"] is not None else row["task_id"])].append(row)
     scored = [row for rows in groups.values() for row in rows]
     cut = [row for row in scored if row["truncated"]]
+    empty = [row for row in scored if row["answer"] == "null" and row["own_reward"] is None]
+    judged_alike = len({row["value"] for row in empty}) == 1 and not any(map(is_correct, empty))
     several = [rows for rows in groups.values() if len(rows) > 1]
     same = [rows for rows in several if len({row["value"] for row in rows}) == 1]
     stuck = [rows for rows in same if not any(map(is_correct, rows))]
@@ -148,6 +154,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         right=sum(map(is_correct, scored)),
         silent=sum(row["calls"] == 0 for row in scored),
         untrained=sum(row["triplets"] == 0 and row["calls"] != 0 for row in scored),
+        unanswered=len(empty) if judged_alike else 0,
         cut=len(cut),
         cut_reward=sum(float(row["value"]) for row in cut),
         cut_right=sum(map(is_correct, cut)),
@@ -234,6 +241,17 @@ class Evidence:
     def demonstrated(self) -> bool:
         """Whether the training rollouts are demonstrations: their rewards are not the model's."""
         return bool(self.value("algorithm.demonstrations"))
+
+    @cached_property
+    def silent(self) -> Sequence[StepFacts]:
+        """The last steps, in which no group had unlike rewards, if these ended the run; else none."""
+        found: list[StepFacts] = []
+        if self.run.error.get("cause") == NO_SIGNAL:
+            for facts in reversed(self.steps):
+                if facts.same < facts.groups or (found and not facts.groups):
+                    break
+                found.insert(0, facts)
+        return found
 
     @cached_property
     def changed(self) -> tuple[int, int, int, int]:

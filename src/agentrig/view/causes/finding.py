@@ -29,6 +29,7 @@ class Finding:
         advice: What to do.
         lost: Share of what could have been learned from that it takes away, 0 to 1.
         explains: Causes that follow from this one.
+        follows: The cause that it follows from, if that was found too.
         ended: Whether it ended the run.
     """
 
@@ -43,6 +44,7 @@ class Finding:
     advice: str = attrs.field(default="", kw_only=True)
     lost: float = attrs.field(default=0.0, kw_only=True)
     explains: Sequence[str] = attrs.field(default=(), kw_only=True)
+    follows: str = attrs.field(default="", kw_only=True)
     ended: bool = attrs.field(default=False, kw_only=True)
 
 

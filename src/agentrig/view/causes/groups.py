@@ -2,47 +2,90 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
-from agentrig.figures import figure, mean
+from agentrig.figures import figure, mean, number
+from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.trend import LIKELY, at_least, at_most, difference, gained, quarter, rewards_of
+from agentrig.view.causes.trend import (
+    LIKELY,
+    at_least,
+    at_most,
+    difference,
+    gained,
+    lasting,
+    named,
+    quarter,
+    rewards_of,
+    so_many,
+)
+from agentrig.view.reading import dig
 
 ZERO_VARIANCE_LIMIT = 0.8
 """If a larger share of groups has zero variance in the reward, there is little to learn from."""
 
 ENTROPY_LEFT = 0.3
-"""An entropy below this share of the first steps' has collapsed."""
+"""An entropy below this share of the first steps' has collapsed …"""
+
+MEASURED_BEFORE = 0.6
+"""… or below this share, if most of the last steps trained nothing: the last entropies are of steps before them."""
 
 
 def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     """The share of groups with a single reward, and why they have it."""
-    yield from _of_the_last_steps(evidence)
-    steps, width = evidence.steps, quarter(evidence.steps)
+    yield from fading(evidence)
+    steps, late = evidence.steps, evidence.steps[-quarter(evidence.steps) :]
     groups, same = total(steps, "groups"), total(steps, "same")
-    late = steps[-width:]
-    if not groups or total(late, "same") <= ZERO_VARIANCE_LIMIT * total(late, "groups"):
-        return
-    if (found := _collapsed(evidence)) is not None:
+    much = groups and total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups")
+    if much and (found := _collapsed(evidence)) is not None:
         yield found
-    elif at_least(same, groups) > ZERO_VARIANCE_LIMIT and not gained(evidence):
-        yield constant(evidence, groups, same)
+    elif evidence.silent:
+        yield constant(evidence, evidence.silent)
+    elif much and at_least(same, groups) > ZERO_VARIANCE_LIMIT and not gained(evidence):
+        yield constant(evidence, steps)
 
 
-def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
+def fading(evidence: Evidence) -> Iterator[Finding]:
+    """The share of groups with a single reward, and the entropy, at the end and at first.
+
+    Those that say that little is left to learn, so that more steps would hardly help, are warnings.
+    """
     shown, values = figures.series(evidence.run, "zero_variance_groups")
     alone = min(values, default=0) == 1 and not evidence.total("groups")  # of one rollout each: nothing compares them
+    n = figures.few(len(values))
+    first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if values and not alone:
-        last = mean(values[-figures.SMOOTHING :]) or 0.0
-        n = min(len(values), figures.SMOOTHING)
-        steps = "step" if n == 1 else f"{n} steps"
-        text = f"in {last:.0%} of the groups of the last {steps} all rollouts got the same reward"
+        begun = f" ({first:.0%} in the first {so_many(n)})" if len(values) > n else ""
+        text = f"in {last:.0%} of the groups of the last {so_many(n)} all rollouts got the same reward{begun}"
         much = last > ZERO_VARIANCE_LIMIT
         left = _left(evidence, shown[-n:]) if much else f"training learns from the other {1 - last:.0%}"
         yield Finding("warn" if much else "fact", f"{text}: {left}")
+    if fall := entropy_fall(evidence):
+        yield Finding("warn", f"{fall}: the answers of a task become alike")
+
+
+def entropy_fall(evidence: Evidence, left: float = ENTROPY_LEFT) -> str:
+    """Say how far the entropy fell, if less than this share of it is left; else ''."""
+    steps, values = entropies(evidence)
+    n = figures.few(len(values))
+    first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
+    if len(values) < 4 or last >= left * first:
+        return ""
+    return (
+        f"the entropy fell from {figure(first)} nats a token (mean of {named(steps[:n])}) to {figure(last)} "
+        f"({named(steps[-n:])})"
+    )
+
+
+def entropies(evidence: Evidence) -> tuple[Sequence[int], Sequence[float]]:
+    """Return the entropy of each step that trained something: where nothing was trained, 0 is written for it."""
+    idle = {line["step"] for line in evidence.run.steps if dig(line, "calls", "trained") == 0}
+    measured = list(zip(*figures.series(evidence.run, "algorithm", "entropy"), strict=True))
+    return [s for s, _ in measured if s not in idle], [value for s, value in measured if s not in idle]
 
 
 def _left(evidence: Evidence, latest: Sequence[int]) -> str:
@@ -62,19 +105,26 @@ def _left(evidence: Evidence, latest: Sequence[int]) -> str:
 
 def _never_right(steps: Sequence[StepFacts], late: Sequence[StepFacts]) -> set[str]:
     """Return the tasks that are all wrong in the steps `late`, and were so before most groups had a single reward."""
-    since = alike_since(steps)
-    before = [facts for facts in steps if facts.step < (late[0].step if since is None else since)]
+    alike = lasting(steps, mostly_alike) or late
+    before = [facts for facts in steps if facts.step < alike[0].step]
     always = {task for facts in before for task in facts.stuck}
     return always & {task for facts in late for task in facts.stuck} - {task for facts in steps for task in facts.alive}
 
 
-def constant(evidence: Evidence, groups: int, same: int) -> Finding:
-    """Say why most groups of the whole run have a single reward."""
-    right, wrong, answers = (evidence.total(key) for key in ("same_right", "same_wrong", "same_answer"))
-    text = f"in {same} of {amount(groups, 'group')} (one task's rollouts in a step) all rewards were the same"
+def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
+    """Say why most groups of some steps have a single reward."""
+    groups, same, right, wrong, answers = (
+        total(steps, key) for key in ("groups", "same", "same_right", "same_wrong", "same_answer")
+    )
+    what, unit = f"{amount(groups, 'group')} (one task's rollouts in a step)", "groups"
+    if not groups:  # of one rollout each
+        groups = same = total(steps, "scored")
+        right, wrong = total(steps, "right"), same - total(steps, "right")
+        what, unit = amount(groups, "rollout"), "rollouts"
+    text = f"in {same} of {what}{_of(evidence, steps)} all rewards were the same"
     size = evidence.setting("algorithm.group_size", "algorithm.verl.actor_rollout_ref.rollout.n")
     cause, settings, advice = "zero-variance-groups", (*size, "tasks.use"), ""
-    rewards = set(rewards_of(evidence.steps))
+    rewards = set(rewards_of(steps))
     if len(rewards) == 1 and 0.0 not in rewards and not right and answers <= 0.9 * same:
         cause, settings = "constant-reward", ("reward.use",)
         text += f", {figure(rewards.pop())} in all of them, for different answers"
@@ -87,8 +137,8 @@ def constant(evidence: Evidence, groups: int, same: int) -> Finding:
         cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size, "algorithm.temperature")
         text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
         advice = (
-            "Use a model that is sometimes right: agentrig warmup makes one from a few right answers "
-            "(docs/how-to/laptop.md). Or use easier tasks, or more rollouts a task."
+            "Use a model that is sometimes right, easier tasks, or more rollouts a task. The shipped model mini knows "
+            f"only the SQL prompts of its recipe.{_warm_up(evidence)}"
         )
     elif answers > 0.9 * same:
         cause, settings = "no-exploration", ("algorithm.temperature", *size)
@@ -102,8 +152,8 @@ def constant(evidence: Evidence, groups: int, same: int) -> Finding:
     return problem(
         cause,
         text,
-        seen=(same, groups, "groups"),
-        since=evidence.since("same"),
+        seen=(same, groups, unit),
+        since=next((facts.step for facts in steps if facts.same), steps[0].step),
         settings=settings,
         advice=advice,
         explains=(
@@ -111,6 +161,21 @@ def constant(evidence: Evidence, groups: int, same: int) -> Finding:
             *("constant-reward", "zero-variance-groups", "low-entropy"),
         ),
     )
+
+
+def _of(evidence: Evidence, steps: Sequence[StepFacts]) -> str:
+    return "" if len(steps) == len(evidence.steps) else f" of {named([facts.step for facts in steps])}"
+
+
+def _warm_up(evidence: Evidence) -> str:
+    """Return the command that makes a starting model for the run's tasks; '' for those of a script, which it lacks."""
+    run = evidence.run
+    n = int(number(dig(run.manifest, "data", "train", "tasks")) or 0)
+    if script_of(run.directory) or not n:
+        return ""
+    labels = min(200, max(1, 3 * n // 4))  # the model is tried on the others
+    config = shlex.quote(str(run.directory / "config.toml"))
+    return f"\nMake one from a few right answers (docs/how-to/laptop.md): agentrig warmup {config} --labels {labels}"
 
 
 def _collapsed(evidence: Evidence) -> Finding | None:
@@ -123,30 +188,28 @@ def _collapsed(evidence: Evidence) -> Finding | None:
         return None
     if at_most(total(early, "same"), total(early, "groups")) >= ZERO_VARIANCE_LIMIT:
         return None
-    since = alike_since(steps)
     # tasks that were never right before do not show that the policy lost something
     never = _never_right(steps, late)
     wrong = total(late, "same") - total(late, "same_right") - sum(facts.stuck.count(t) for facts in late for t in never)
     solved = at_least(wrong, total(late, "groups")) < 0.05
     if solved or difference(rewards_of(before), rewards_of(late)) > LIKELY:
         return None
-    _, entropy = figures.series(evidence.run, "algorithm", "entropy")
-    if entropy:
-        first, last = mean(entropy[:width]) or 0.0, mean(entropy[-width:]) or 0.0
-        words = f"the entropy fell from {figure(first)} to {figure(last)} nats a token"
-        collapsed = last < ENTROPY_LEFT * first
-    else:
-        words = f"in {total(late, 'same_answer')} of the last {total(late, 'groups')} groups all answers are the same"
-        collapsed = at_least(total(late, "same_answer"), total(late, "groups")) > ZERO_VARIANCE_LIMIT
-    if not collapsed:
+    idle = 2 * len({facts.step for facts in late} & set(entropies(evidence)[0])) <= len(late)
+    words = entropy_fall(evidence, MEASURED_BEFORE if idle else ENTROPY_LEFT)
+    if idle and not words:
+        answers = total(late, "same_answer")
+        words = f"in {answers} of the last {total(late, 'groups')} groups all answers are the same"
+        words *= at_least(answers, total(late, "groups")) > ZERO_VARIANCE_LIMIT
+    if not words:
         return None
     other = " to tasks that were not always wrong" if never else ""
-    begun = f"; since step {since}, most groups are like that" if since is not None else ""
+    since = lasting(steps, mostly_alike)[0].step
     return problem(
         "entropy-collapse",
         f"the policy stopped exploring before the tasks were solved: {words}; in {total(late, 'same')} of "
-        f"{total(late, 'groups')} groups (one task's rollouts in a step) of the last {amount(width, 'step')} all "
-        f"rewards were the same, in {wrong} of these with wrong answers{other}{begun}",
+        f"{total(late, 'groups')} groups (one task's rollouts in a step) of the last {so_many(width)} all rewards were "
+        f"the same, in {wrong} of these with wrong answers{other}; most groups of most steps are like that since step "
+        f"{since}",
         seen=(total(late, "same"), total(late, "groups"), "groups"),
         since=since,
         settings=(
@@ -160,11 +223,6 @@ def _collapsed(evidence: Evidence) -> Finding | None:
     )
 
 
-def alike_since(steps: Sequence[StepFacts]) -> int | None:
-    """Return the first step from which on most groups had a single reward."""
-    since = None
-    for facts in reversed(steps):
-        if facts.groups and facts.same <= ZERO_VARIANCE_LIMIT * facts.groups:
-            break
-        since = facts.step
-    return since
+def mostly_alike(facts: StepFacts) -> bool:
+    """Whether most groups of a step had a single reward."""
+    return 2 * facts.same > facts.groups

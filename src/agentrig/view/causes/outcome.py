@@ -16,9 +16,21 @@ from agentrig.run.damage import read_object
 from agentrig.run.verdict import SOLVED
 from agentrig.text import amount
 from agentrig.view import figures, tables
-from agentrig.view.causes.evidence import Evidence, changed, measured_of
+from agentrig.view.causes.evidence import Evidence, changed, measured_of, total
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
-from agentrig.view.causes.trend import at_least, at_most, more_right, quarter, rose
+from agentrig.view.causes.groups import fading
+from agentrig.view.causes.policy import collapsed
+from agentrig.view.causes.trend import (
+    LIKELY,
+    at_least,
+    at_most,
+    difference,
+    more_right,
+    quarter,
+    rewards_of,
+    rose,
+    so_many,
+)
 from agentrig.view.reading import mapping, warnings_of
 
 FEW = 10
@@ -198,8 +210,8 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     split = evidence.where.partition(" split")[0]
     yield problem(
         "memorised",
-        f"the model repeats what it learned of its training tasks: {right / scored:.0%} of the last training rollouts "
-        f"are right, and {known} of {n} {split} tasks",
+        f"the model repeats what it learned of its training tasks: {right / scored:.0%} of the training rollouts of "
+        f"the last {so_many(len(late))} are right, and {known} of {n} {split} tasks",
         seen=(n - known, n, f"{split} tasks"),
         since=evidence.since("right"),
         settings=(_tasks_key(evidence), "algorithm.model"),
@@ -217,7 +229,8 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if evidence.ends is None or not judged:
         return
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
-    short = 0 < len(evidence.run.steps) < FEW and not evidence.run.running and not list(memorised(evidence))
+    short = 0 < len(evidence.run.steps) < FEW and not (evidence.run.running or list(memorised(evidence)))
+    short = short and not no_more(evidence)
     scarce = [amount(len(evidence.run.steps), "step")] if short else []
     scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
     are = "is" if scarce == ["1 step"] else "are"
@@ -263,9 +276,10 @@ def next_step(evidence: Evidence) -> str:
         return f"Validation accuracy was still rising at the end ({shares}): {train_on(evidence)}"
     if more := more_tasks(evidence):
         return more
-    if len(values) <= 2:
-        return f"Validation was measured too seldom to say whether it still rose. To find out, {train_on(evidence)}"
-    return weak_slice(evidence)
+    if len(values) > 2:
+        return weak_slice(evidence)
+    seldom = "Validation was measured too seldom to say whether it still rose. To find out, "
+    return no_more(evidence) or f"{seldom}{train_on(evidence)}"
 
 
 def weak_slice(evidence: Evidence) -> str:
@@ -304,9 +318,31 @@ def more(evidence: Evidence) -> str:
         right = sum(correct for _, correct, _ in after.values()) / len(after)
         if right >= SOLVED:
             return f"{percent(right)}% of the held-out tasks are right: little is left to learn. Use harder tasks."
+    if against := no_more(evidence):
+        return against
     measured = "measure more held-out tasks (run.report_tasks), or " if evidence.value("run.report_tasks") else ""
     said = f"{measured}{train_on(evidence)}"
     return f"{said[0].upper()}{said[1:]}"
+
+
+def no_more(evidence: Evidence) -> str:
+    """Say which trend of the run means that more steps would hardly help, and what would; '' if none does."""
+    steps, width = evidence.steps, quarter(evidence.steps)
+    if fell := [found.text for found in collapsed(evidence) if found.level == "warn"]:
+        return f"More steps would hardly help: {fell[0]}."
+    signs = [found.text for found in fading(evidence) if found.level == "warn"]
+    if not signs or difference(rewards_of(steps[-2 * width : -width]), rewards_of(steps[-width:])) > LIKELY:
+        return ""
+    same, right, wrong = (total(steps[-width:], key) for key in ("same", "same_right", "same_wrong"))
+    cure = (
+        "Train again with a lower learning rate (algorithm.lr), a higher temperature (algorithm.temperature) or more "
+        "rollouts of a task."
+    )
+    if right > 0.9 * same:
+        cure = "Use harder tasks."
+    elif wrong > 0.9 * same:
+        cure = "Use easier tasks, or a model that is sometimes right."
+    return f"More steps would hardly help: {'; '.join(signs)}. {cure}"
 
 
 def more_tasks(evidence: Evidence) -> str:
@@ -320,8 +356,8 @@ def more_tasks(evidence: Evidence) -> str:
     if at_least(right, scored) <= at_most(known, n) or right / scored - known / n <= APART:
         return ""
     return (
-        f"{percent(right / scored)}% of the last training rollouts are right, and {percent(known / n)}% of the "
-        f"{split} tasks: train on more tasks ({_tasks_key(evidence)})."
+        f"{percent(right / scored)}% of the training rollouts of the last {so_many(len(late))} are right, and "
+        f"{percent(known / n)}% of the {split} tasks: train on more tasks ({_tasks_key(evidence)})."
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agentrig.figures import count, figure, mean, number
-from agentrig.run.trends import FALLEN
 from agentrig.run.verdict import EASY
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.groups import ZERO_VARIANCE_LIMIT, alike_since, constant, zero_variance
+from agentrig.view.causes.groups import ZERO_VARIANCE_LIMIT, constant, entropies, zero_variance
 from agentrig.view.causes.trend import (
     LIKELY,
     SURE,
@@ -19,18 +18,23 @@ from agentrig.view.causes.trend import (
     at_most,
     difference,
     gained,
+    lasting,
+    named,
     quarter,
     reward_trend,
     rewards_of,
+    so_many,
 )
 from agentrig.view.causes.weights import LR
-from agentrig.view.reading import dig
 
 MOVED = 0.05
 """If surely no more greedy answers than this share differ after training, the policy has not moved."""
 
 FEW_STEPS = 5
 """After fewer steps, nothing is said about a policy that has not moved."""
+
+FALLEN = 0.7
+"""A mean reward below this share of an earlier one has fallen."""
 
 AT_ONCE = 2
 """A policy that teaches nothing more so many steps after its best ones, or fewer, was destroyed by an update."""
@@ -78,13 +82,11 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
 
 def unexploring(evidence: Evidence) -> Iterator[Finding]:
     """A policy whose answers were nearly certain from the first steps on, in a run that did not get better."""
-    steps, entropy = figures.series(evidence.run, "algorithm", "entropy")
-    # where nothing was trained, no entropy was measured: 0 is written for it
-    idle = {line["step"] for line in evidence.run.steps if dig(line, "calls", "trained") == 0}
-    measured = [(s, value) for s, value in zip(steps, entropy, strict=True) if s not in idle]
-    steps, entropy = [s for s, _ in measured], [value for _, value in measured]
+    steps, entropy = entropies(evidence)
+    idle = len(steps) < len(evidence.run.steps)
     alike_steps, alike = figures.series(evidence.run, "zero_variance_groups")
-    early = mean(entropy[: max(1, len(entropy) // 4)])
+    few = max(1, len(entropy) // 4)
+    early = mean(entropy[:few])
     same = mean(alike) or 0.0
     # the rollouts of the first step that changed the policy are the last ones that nothing had changed
     change = next(
@@ -96,13 +98,13 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
     single, of_these = evidence.total("same"), evidence.total("same_right")
     if of_these > 0.9 * single and evidence.total("right") > EASY * evidence.total("scored"):  # sure, and right
         if not any(found.level == "problem" for found in zero_variance(evidence)):
-            yield constant(evidence, evidence.total("groups"), single)
+            yield constant(evidence, evidence.steps)
         return
     low = [s for s, value in zip(steps, entropy, strict=True) if value < LOW_ENTROPY]
     yield problem(
         "low-entropy",
-        f"the entropy was {figure(early)} nats a token from the first steps on, and in {same:.0%} of the groups all "
-        "rollouts got the same reward: they are too alike to learn from",
+        f"the entropy was {figure(early)} nats a token from the first steps on (mean of {amount(few, 'step')}), and in "
+        f"{same:.0%} of all groups all rollouts got the same reward: they are too alike to learn from",
         seen=(len(low), len(steps), "steps with an update" if idle else "steps"),
         since=low[0],
         settings=("algorithm.temperature", "algorithm.model", *evidence.setting("algorithm.group_size")),
@@ -116,9 +118,8 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
 def collapsed(evidence: Evidence) -> Iterator[Finding]:
     """A reward that has fallen far below what it was: at once, in steps that taught nothing more, or by the end."""
     steps, width = evidence.steps, quarter(evidence.steps)
-    since = alike_since(steps)
-    silent = [facts for facts in steps if since is not None and facts.step >= since]
-    for late in (silent, steps[-width:]):
+    lifeless = lasting(steps, lambda facts: facts.same > ZERO_VARIANCE_LIMIT * facts.groups)
+    for late in (evidence.silent, lifeless, steps[-width:]):
         before = steps[: len(steps) - len(late)]
         windows = [before[i : i + width] for i in range(0, len(before), width)]
         if not late or not windows:
@@ -127,7 +128,10 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
         high, low = mean(rewards_of(best)), mean(rewards_of(late))
         if high is None or low is None or low > FALLEN * high:
             continue
-        if difference(rewards_of(late), rewards_of(best)) >= SURE:
+        gap = difference(rewards_of(late), rewards_of(best))
+        # where the run ended itself, it is no chance that groups have become alike
+        low_for_all = late is evidence.silent and low <= FALLEN * (mean(rewards_of(before)) or 0.0)
+        if low_for_all or gap >= (LIKELY if late is evidence.silent else SURE):
             yield _far_below(evidence, best, late, high, low)
             return
     yield from _fell(evidence)
@@ -137,23 +141,30 @@ def _far_below(
     evidence: Evidence, best: Sequence[StepFacts], late: Sequence[StepFacts], high: float, low: float
 ) -> Finding:
     """Say how far the reward fell, from which steps to which, and whether the policy was destroyed by it."""
-    text = f"the mean reward fell from {high:.3g} ({_named(best)}) to {low:.3g} ({_named(late)})"
+    ends = [named([facts.step for facts in part]) for part in (best, late)]
+    text = f"the mean reward fell from {high:.3g} ({ends[0]}) to {low:.3g} ({ends[1]})"
     if total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups") and late[0].step - best[-1].step <= AT_ONCE:
         alike = [f"{total(part, 'same')} of {amount(total(part, 'groups'), 'group')}" for part in (best, late)]
         text = (
             f"an update destroyed the policy: {text}; all rollouts got the same reward in {alike[0]} before, and in "
             f"{alike[1]} since then"
         )
+
+    def low_in(facts: StepFacts) -> bool:
+        return facts.reward <= FALLEN * high * facts.scored
+
+    fallen = lasting(evidence.steps, low_in) or late
+    broken = " If it is not to blame: did the agent or the reward break in between?" if evidence.silent else ""
     lr = number(evidence.value("algorithm.lr"))
     rate = f" ({lr / 10:.3g} instead of {lr:.3g})" if lr else ""
     return problem(
         "learning-rate-too-large",
         f"{text}{_signs(evidence)}",
-        seen=(len(late), len(evidence.steps), "steps"),
-        since=best[-1].step + 1,
+        seen=(sum(map(low_in, fallen)), len(evidence.steps), "steps"),
+        since=fallen[0].step,
         settings=(*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final"),
         advice=f'Use a tenth of the learning rate{rate}, or warm it up (warmup_steps); algorithm.final = "best" keeps '
-        "the best weights.",
+        f"the best weights.{broken}",
         lost=min(1.0, 1 - low / high) if high > 0 else 1.0,
         explains=(
             "entropy-collapse",
@@ -166,13 +177,9 @@ def _far_below(
             "truncated-answers",
             "stale-rollouts",
             "weights-unchanged",
+            "no-answers",
         ),
     )
-
-
-def _named(steps: Sequence[StepFacts]) -> str:
-    first, last = steps[0].step, steps[-1].step
-    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _fell(evidence: Evidence) -> Iterator[Finding]:
@@ -184,7 +191,7 @@ def _fell(evidence: Evidence) -> Iterator[Finding]:
     scored = [max(1, total(steps, "scored")) for steps in (first, last)]
     reward = [sum(facts.reward for facts in steps) / n for steps, n in zip((first, last), scored, strict=True)]
     right = [total(steps, "right") / n for steps, n in zip((first, last), scored, strict=True)]
-    steps = f"{width} steps" if width > 1 else "step"
+    steps = so_many(width)
     yield Finding(
         "warn",
         f"training got worse: the mean reward fell from {reward[0]:.3g} in the first {steps} to {reward[1]:.3g} in the "
@@ -199,7 +206,9 @@ def _signs(evidence: Evidence) -> str:
         steps, values = figures.series(evidence.run, "algorithm", name)
         if values and max(values) > 10 * max(values[0], 1e-3):
             at = steps[values.index(max(values))]
-            words.append(f"{words_of} rose from {figure(values[0])} to {figure(max(values))} (step {at})")
+            words.append(
+                f"{words_of} rose from {figure(values[0])} (step {steps[0]}) to {figure(max(values))} (step {at})"
+            )
     return f"; the {' and the '.join(words)}" if words else ""
 
 
@@ -211,7 +220,8 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
         return
     yield problem(
         "clip-fraction",
-        f"{share:.0%} of the trained tokens were clipped: the policy moved further within a step than the loss allows",
+        f"{share:.0%} of the trained tokens were clipped (mean of {amount(len(values), 'step')}): the policy moved "
+        "further within a step than the loss allows",
         seen=(sum(v > CLIPPED for v in values), len(values), "steps"),
         since=next(s for s, v in zip(steps, values, strict=True) if v > CLIPPED),
         settings=("algorithm.ppo_epochs", "algorithm.mini_batches", *evidence.setting(*LR), "algorithm.clip_high"),
@@ -233,7 +243,7 @@ def penalized(evidence: Evidence) -> Iterator[Finding]:
     yield problem(
         "kl-too-strong",
         f"the KL loss was larger than the loss of the rewards in {len(over)} of {len(kl)} steps: its weight is "
-        f"{coef:g}, the KL to the starting model {figure(mean(kl))} nats a token",
+        f"{coef:g}, the KL to the starting model {figure(mean(kl))} nats a token (mean of these steps)",
         seen=(len(over), len(kl), "steps"),
         since=over[0],
         settings=("algorithm.kl_loss_coef",),
@@ -254,7 +264,8 @@ def stale(evidence: Evidence) -> Iterator[Finding]:
     steps, cut = figures.series(run, "algorithm", "rollout_is_ratio_fraction_high")
     share = mean(cut)
     if share is not None:
-        text += f"; the importance weights of {share:.2%} of their tokens were truncated"
+        steps_of = amount(len(cut), "step")
+        text += f"; the importance weights of {share:.2%} of their tokens (mean of {steps_of}) were truncated"
     if share is None or share <= TRUNCATED or gained(evidence):
         yield Finding("fact", text)
         return

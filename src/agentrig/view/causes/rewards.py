@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from agentrig.correctness import as_much
 from agentrig.figures import count, figure, mean, number
-from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.trend import LIKELY, at_least, more_right, quarter, trend
+from agentrig.view.causes.trend import LIKELY, at_least, more_right, quarter, so_many, trend
 from agentrig.view.reading import SECOND, dig, mapping
 
 MOST = 0.5
@@ -36,7 +35,7 @@ def exploited(evidence: Evidence) -> Iterator[Finding]:
         return
     example = next(facts.overpaid_example for facts, k in zip(steps[::-1], paid[::-1], strict=True) if k)
     text = (
-        f"{count(n)} of {count(scored)} answers of the last {'step' if late == 1 else amount(late, 'step')} got the "
+        f"{count(n)} of {count(scored)} answers of the last {so_many(late)} got the "
         f"full reward, {figure(full)}, although the reward says correct=False, for example {example}"
     )
     if more_right(evidence):
@@ -95,7 +94,8 @@ def second_rewards(evidence: Evidence) -> Iterator[Finding]:
         yield problem(
             "second-reward-behind",
             f"the trained reward went from {figure(trained[0])} to {figure(trained[1])}, and the second reward {name} "
-            f"from {figure(logged[0])} to {figure(logged[1])}: the model learns what only the trained reward pays for",
+            f"from {figure(logged[0])} to {figure(logged[1])} (means of the first and the last {so_many(width)}): "
+            "the model learns what only the trained reward pays for",
             seen=(int(differ), evidence.total("scored"), "rollouts"),
             since=since,
             settings=("reward.use", "run.second_reward"),

@@ -41,6 +41,28 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
 """Kind of a failure to the settings and the advice; `{dev}` is the command that shows rollouts."""
 
 
+def unanswered(evidence: Evidence) -> Iterator[Finding]:
+    """Agents that return no answer, from the first step on: the reward has nothing to judge."""
+    empty, scored = evidence.total("unanswered"), evidence.total("scored")
+    first = next((facts for facts in evidence.steps if facts.scored), StepFacts(step=0))
+    if 2 * empty <= scored or 2 * first.unanswered <= first.scored:
+        return
+    yield problem(
+        "no-answers",
+        f"the agent returned None in {count(empty)} of {count(scored)} scored rollouts: the reward has no answer to "
+        "judge",
+        seen=(empty, scored, "rollouts"),
+        since=first.step,
+        settings=("agent.use",),
+        advice="Does the agent return its answer? Or does it read the model's text too strictly?\n"
+        f"See single rollouts, with every span: {dev_command(evidence.run.directory)}",
+        explains=(
+            *("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration", "low-entropy"),
+            *("learning-rate-too-small", "weights-unchanged", "memorised"),
+        ),
+    )
+
+
 def failures(evidence: Evidence) -> Iterator[Finding]:
     """Rollouts that failed."""
     rollouts, failed, kinds = evidence.total("rollouts"), 0, dict[str, int]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentrig.figures import SIGNIFICANT, sign_test, wilson
 from agentrig.view.causes.evidence import Evidence, StepFacts
@@ -35,6 +35,28 @@ def at_most(count: int, of: int) -> float:
 def quarter(steps: Sequence[StepFacts]) -> int:
     """Return how many steps a quarter of the run has, at least one."""
     return max(1, len(steps) // 4)
+
+
+def named(steps: Sequence[int]) -> str:
+    """Return `step 4` or `steps 4 to 7`."""
+    first, last = steps[0], steps[-1]
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def so_many(n: int) -> str:
+    """Return `step` or `3 steps`: what follows "the first" or "the last"."""
+    return "step" if n == 1 else f"{n} steps"
+
+
+def lasting(steps: Sequence[StepFacts], holds: Callable[[StepFacts], bool]) -> Sequence[StepFacts]:
+    """Return the last steps, in most of which something holds, and in less than half of those before; else none."""
+    best = score = 0
+    begin = len(steps)
+    for i in reversed(range(len(steps))):
+        score += 1 if holds(steps[i]) else -1
+        if score >= max(1, best):
+            best, begin = score, i
+    return steps[begin:]
 
 
 def rewards_of(steps: Sequence[StepFacts]) -> list[float]:
