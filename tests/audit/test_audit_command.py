@@ -347,6 +347,13 @@ def test_links_that_cannot_be_looked_at_are_named_and_are_no_fault(run: Path) ->
     }
 
 
+def test_lost_metrics_are_not_called_a_run_without_a_step(run: Path) -> None:
+    (run / "metrics.jsonl").write_text("")
+    done = CliRunner().invoke(main, ["audit", str(run)])
+    assert "metrics.jsonl has no step, so none can be compared. Restore it from a copy" in done.stderr
+    assert "has no line for step 1" in done.stderr
+
+
 def test_a_step_that_is_not_there_is_an_error(healthy: Path) -> None:
     done = CliRunner().invoke(main, ["audit", str(healthy), "--step", "7"])
     assert done.exit_code == 2

@@ -115,7 +115,7 @@ def test_no_reader_of_a_run_waits_at_a_pipe(run: Path, tmp_path: Path, name: str
     shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
     os.mkfifo(target)
     traces = tmp_path / "traces.jsonl"
-    for words in (["why"], ["report"], ["audit"], ["export"], ["export-traces", "--file", str(traces)]):
+    for words in (["why"], ["report"], ["compare"], ["audit"], ["export"], ["export-traces", "--file", str(traces)]):
         given = [*words[:1], str(run), *([str(tmp_path / "model")] if words == ["export"] else words[1:])]
         with ending_within(60):
             done = CliRunner().invoke(main, given)

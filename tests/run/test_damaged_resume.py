@@ -234,10 +234,20 @@ def of_another_run(run: Path) -> None:
     change(run, "progress.json", ("checkpoints",), lambda held: {name: ["0" * 32] for name in held})
 
 
+def one_of_another_run(run: Path) -> None:
+    of_another_run(run)
+    for step in (1, 2):
+        shutil.rmtree(run / "checkpoints" / f"step-0000{step}", ignore_errors=True)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (of_another_run, r"progress\.json is damaged: it records none of the checkpoints.*or remove it"),
+        (
+            of_another_run,
+            r"progress\.json records none of the checkpoints in.*are of another run.*from a copy",
+        ),
+        (one_of_another_run, r"progress\.json records none of the checkpoints in.*are of another run"),
         (
             flipped("checkpoints/step-0000[23]/model.safetensors"),
             r"step-00003 is damaged.*The last whole checkpoint before is \S+step-00001",

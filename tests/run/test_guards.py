@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -273,10 +272,10 @@ def test_a_servers_lack_of_memory_keeps_its_cause_when_a_run_stops() -> None:
         def check(self) -> None:
             raise ServerOutOfMemory("the server could not answer: its device ran out of memory")
 
-    session: Any = SimpleNamespace(lines=[{"step": 1}], resumes="agentrig train --resume runs/x")
     server: Any = Server()
-    words = r"(?s)ran out of memory.*lost; resume with"
-    with pytest.raises(OutOfMemory, match=words) as caught, dead_server_first(server, session):
+    words = r"(?s)ran out of memory.*is lost; step 1 was not saved, so a resume starts over; resume with"
+    advice = "step 1 was not saved, so a resume starts over; resume with: agentrig train --resume runs/x"
+    with pytest.raises(OutOfMemory, match=words) as caught, dead_server_first(server, lambda: advice):
         raise RunStopped("every rollout failed", cause="failures")
     assert caught.value.cause == "out-of-memory"
     assert isinstance(caught.value, ServerError)

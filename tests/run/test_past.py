@@ -121,9 +121,16 @@ def killed_while_saving(run: Path) -> None:
     (run / "checkpoints" / "latest").write_text("step-00002")
 
 
+def killed_while_removing(run: Path) -> None:
+    """The state within a resume with --from-step."""
+    newest = run / "checkpoints" / "step-00003"
+    newest.rename(newest.with_name(".step-00003.gone"))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (killed_while_removing, "step-00003 is not there, though the run saved it: step-00002 is used"),
         (newest_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
         (newest_and_its_name_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
         (killed_while_saving, ""),
@@ -207,6 +214,63 @@ def test_a_run_that_had_saved_nothing_starts_over_and_says_so(finished: Path) ->
     past = read_past(RunDirectory(finished))
     assert (past.step, list(past.lines)) == (0, [])
     assert past.warnings == ["no checkpoint had been saved yet: the run starts over, and its 3 steps are removed"]
+
+
+def linked(run: Path, part: str, place: Path) -> None:
+    shutil.move(run / part, place)
+    (run / part).symlink_to(place)
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "rollouts"])
+def test_a_link_to_the_folder_of_another_run_is_refused(finished: Path, tmp_path: Path, part: str) -> None:
+    """Old checkpoints of the other run were removed, without a word."""
+    other = shutil.copytree(finished, tmp_path / "other")
+    shutil.rmtree(finished / part)
+    (finished / part).symlink_to(other / part)
+    before = content(other)
+    said = rf"{finished}/{part} is a link to \S+, which is a folder of another run, {other}: (.|\n)*Nothing was changed"
+    with pytest.raises(RunFileError, match=said):
+        train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    for file in (f for f in finished.iterdir() if f.is_file()):
+        file.unlink()
+    with pytest.raises(RunFileError, match=said):  # a new run too
+        RunDirectory.create(recorded_plan(other))
+    assert content(other) == before
+
+
+def test_checkpoints_on_another_disk_belong_to_one_run(finished: Path, tmp_path: Path) -> None:
+    linked(finished, "checkpoints", tmp_path / "large")
+    train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    assert {f.name for f in (tmp_path / "large").glob("step-*")} == {"step-00003", "step-00004"}
+    copy = shutil.copytree(finished, tmp_path / "copy", symlinks=True)
+    before = content(tmp_path / "large")
+    with pytest.raises(RunFileError, match=rf"large, which is a folder of another run, {finished}: "):
+        train(resume_plan(copy, overrides=["algorithm.steps=5"]), resume=copy)
+    (finished / "calls").rename(tmp_path / "calls")
+    (finished / "calls").symlink_to(tmp_path / "calls")
+    shutil.rmtree(finished / "rollouts")
+    (finished / "rollouts").symlink_to(tmp_path / "calls")
+    with pytest.raises(RunFileError, match=r"rollouts and \S+calls are links to the same folder"):
+        RunDirectory(finished).lock()
+    assert content(tmp_path / "large") == before
+    moved = finished.rename(finished.with_name("moved"))
+    copy.joinpath("checkpoints").unlink()
+    (moved / "rollouts").unlink()
+    shutil.move(copy / "rollouts", moved / "rollouts")
+    run = RunDirectory(moved)
+    run.lock()  # a run that was moved has its folder still
+    run.release()
+    moved.rename(finished)
+
+
+def test_a_new_run_takes_no_folder_with_checkpoints(finished: Path, tmp_path: Path) -> None:
+    plan = recorded_plan(finished)
+    shutil.move(finished / "checkpoints", tmp_path / "large")
+    shutil.rmtree(finished)
+    finished.mkdir()
+    (finished / "checkpoints").symlink_to(tmp_path / "large")
+    with pytest.raises(ConfigError, match="already has a run"):
+        RunDirectory.create(plan)
 
 
 def test_two_resumes_at_once_are_refused(finished: Path) -> None:
@@ -369,7 +433,8 @@ def test_files_without_a_digest_are_not_compared(finished: Path) -> None:
     change(finished, "metrics.jsonl", (), lambda lines: popped.extend(sorted(line.pop("files")) for line in lines))
     assert popped == [["calls", "train", "validation"]] * 3
     other_values(finished)
-    assert read_run(finished).missing == []
+    (told,) = read_run(finished).missing
+    assert "contradicts itself: step 2 has the reward" in told
     assert read_past(RunDirectory(finished)).warnings == []
 
 
@@ -407,6 +472,15 @@ def test_a_trained_model_is_not_measured_as_the_start(finished: Path, caplog: py
     assert said in (finished / "report.html").read_text()
 
 
+def test_a_run_that_lost_its_record_goes_on_after_a_resume_that_only_measures(finished: Path) -> None:
+    """Its second resume called the file damaged that the first one had written."""
+    for name in ("progress.json", "summary.json"):
+        (finished / name).unlink()
+    train(resume_plan(finished), resume=finished)
+    train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    assert steps_of(finished) == [1, 2, 3, 4]
+
+
 def shorten(checkpoint: Path) -> None:
     (checkpoint / "number.json").write_text("{")
 
@@ -432,6 +506,8 @@ def test_the_message_of_a_damaged_checkpoint_names_the_previous_one(
     assert failed.exit_code == 1
     assert isinstance(failed.exception, SystemExit), "it is told without a traceback"
     assert re.search(said, failed.stderr)
+    if harm is shorten:  # sizes are compared at every look
+        assert re.search(said, str(diagnose(finished)))
     assert content(finished) == before
     assert f"agentrig train --resume {finished} --from-step 2" in failed.stderr
     done = CliRunner().invoke(main, [*words, "--from-step", "2"])

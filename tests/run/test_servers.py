@@ -185,13 +185,16 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
                 victim.kill()
 
     run = place.folder / "runs" / "d"
-    plan = resolve("mini", uses={"server": server}, overrides=["algorithm.steps=50", "run.name=d", *TINY])
+    plan = resolve(
+        "mini", uses={"server": server}, overrides=["algorithm.steps=50", "algorithm.save_every=3", "run.name=d", *TINY]
+    )
     plan.registry.add_observer(Kill(), "kill")
     with pytest.raises(ServerError):
         train(plan)
     error = json.loads((run / "error.json").read_text())
     assert error["error"] == "ServerError"
     assert re.search(rf"{NAME[server]} has died.*killed by SIGKILL", error["message"]), error["message"]
+    assert "step is lost; step 1 was not saved, so a resume starts over; resume with: " in error["message"]
     assert serving(server) == []
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
 from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
-from agentrig.view import figures
+from agentrig.view import compare, figures
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.page import render
 from agentrig.view.reading import read_run, rollout_rows
@@ -46,13 +48,20 @@ def test_a_link_to_nothing_is_named(tmp_path: Path, name: str) -> None:
     assert f"{name} is a link to what is not there: {tmp_path}/gone" in read_run(directory).unread
 
 
-def test_an_ended_run_whose_metrics_are_empty_is_not_called_a_run_without_a_step(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", steps=3)
-    (directory / "summary.json").write_text(json.dumps({"complete": True, "steps": 3}))
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_whose_metrics_are_empty_is_not_called_a_run_without_a_step(tmp_path: Path, ended: bool) -> None:
+    directory = write_run(tmp_path / "run", steps=3, ended=ended)
+    if ended:
+        (directory / "summary.json").write_text(json.dumps({"complete": True, "steps": 3}))
+    else:
+        (directory / "checkpoints" / "step-00003").mkdir()
     (directory / "metrics.jsonl").write_text("")
-    told = str(diagnose(directory))
-    assert "metrics.jsonl has no line for step 1, 2 and 3" in told
-    assert "no training step has ended" not in told
+    shown = [CliRunner().invoke(main, [command, str(directory)]) for command in ("why", "report", "compare")]
+    assert [each.exit_code for each in shown] == [2, 0, 0]
+    for told in (render([read_run(directory)]), *(each.output for each in shown)):
+        assert "metrics.jsonl has no line for step 1, 2 and 3, and step 3 has ended" in told
+        assert "no training step has ended" not in told
+        assert "before its first step had ended" not in told
 
 
 def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
@@ -151,15 +160,26 @@ def test_held_out_figures_of_another_type_are_told(tmp_path: Path, name: str, ke
 def test_a_summary_that_contradicts_the_measurements_is_told(
     ended_run: Callable[..., Path], key: str, end: str
 ) -> None:
+    """The table of `compare` and `report` showed a changed accuracy without a word."""
     finished = ended_run()
     file = finished / "summary.json"
     assert "contradicts itself" not in str(diagnose(finished))
     summary = json.loads(file.read_text())
     summary[key][end] = 0.925
     file.write_text(json.dumps(summary))
-    said = f"contradicts itself: the {key} {end} training is 0.925 in summary.json"
-    assert said in str(diagnose(finished))
-    assert said in render([read_run(finished)])
+    progress = json.loads((finished / "progress.json").read_text())
+    progress["before"]["accuracy"] = 0.0625
+    (finished / "progress.json").write_text(json.dumps(progress))
+    for said in (
+        f"contradicts itself: the {key} {end} training is 0.925 in summary.json",
+        "contradicts itself: the accuracy before training is 0.0625 in progress.json",
+    ):
+        told = str(diagnose(finished))
+        assert told.count(said) == 1
+        assert said in render([read_run(finished)])
+        for words in (["compare"], ["report"]):
+            shown = CliRunner().invoke(main, [*words, str(finished)], env={"COLUMNS": "400"})
+            assert said in " ".join(shown.output.split()), shown.output
 
 
 def test_held_out_files_that_cannot_be_read_are_named_and_no_result_of_0_tasks(tmp_path: Path) -> None:
@@ -175,11 +195,13 @@ def test_held_out_files_that_cannot_be_read_are_named_and_no_result_of_0_tasks(t
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet", "config.toml"]
 )
-def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:
-    directory = write_run(tmp_path / "run", steps=2)
+@pytest.mark.parametrize("ended", [True, False])  # without a summary, rollouts are counted in their files
+def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, name: str, ended: bool) -> None:
+    directory = write_run(tmp_path / "run", steps=2, ended=ended)
     (directory / name).unlink(missing_ok=True)
     os.mkfifo(directory / name)
     page = render([read_run(directory)])
+    compare([directory])
     if name != "log.jsonl":
         assert f"{Path(name).name} cannot be read: it is no regular file" in page
         assert f"{Path(name).name} cannot be read: it is no regular file" in str(diagnose(directory))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -272,13 +272,7 @@ def _verify(checkpoint: Path, trains: bool) -> None:
     ours = checkpoint.parent.name == "checkpoints" and (run / "config.toml").is_file()
     progress = read_object(run / "progress.json") if ours else {}
     if os.path.lexists(file):
-        try:
-            listed: dict[str, Sequence[Any]] = json.loads(read_text(file))
-            wanted = {str(name): (int(size), str(digest)) for name, (size, digest) in listed.items()}
-        except PermissionError:
-            raise
-        except (ValueError, TypeError, AttributeError, OSError):
-            raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, cannot be read") from None
+        wanted = _listed(checkpoint)
         _compare(checkpoint, {n: w for n, w in wanted.items() if trains or not n.startswith("trainer/")}, trains)
     elif ours:
         raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, is missing")
@@ -298,8 +292,29 @@ def _verify(checkpoint: Path, trains: bool) -> None:
         )
 
 
-def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool) -> None:
-    """Raise if the files of a checkpoint are not the wanted ones, by path, size and digest."""
+def _listed(checkpoint: Path) -> dict[str, tuple[int, str]]:
+    """Return what a checkpoint's list says of its files: path to size in bytes and digest."""
+    try:
+        listed: dict[str, Sequence[Any]] = json.loads(read_text(checkpoint / LIST))
+        return {str(name): (int(size), str(digest)) for name, (size, digest) in listed.items()}
+    except PermissionError:
+        raise
+    except (ValueError, TypeError, AttributeError, OSError):
+        raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, cannot be read") from None
+
+
+def check_sizes(checkpoint: Path) -> None:
+    """Check that the files of a checkpoint are there, with the sizes that its list has; their content is not read.
+
+    Raises:
+        CheckpointDamaged: A file is missing or has another size, or the list cannot be read.
+        RunFileError: Something may not be read.
+    """
+    with reading_file(checkpoint):
+        _compare_sizes(checkpoint, _listed(checkpoint))
+
+
+def _compare_sizes(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
     for name, (size, _) in wanted.items():
         file = checkpoint / name
         if not file.is_file():
@@ -307,6 +322,11 @@ def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool)
             raise CheckpointDamaged(checkpoint, f"{name} {wrong}")
         if file.stat().st_size != size:
             raise CheckpointDamaged(checkpoint, f"{name} has {file.stat().st_size} bytes; {size} were saved")
+
+
+def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool) -> None:
+    """Raise if the files of a checkpoint are not the wanted ones, by path, size and digest."""
+    _compare_sizes(checkpoint, wanted)
     for name in (str(file.relative_to(checkpoint)) for file in saved_files(checkpoint)):
         if not trains and name.startswith("trainer/"):
             continue
@@ -333,6 +353,11 @@ def saved_digests(run: Path, progress: Mapping[str, Any]) -> dict[str, list[str]
     if not isinstance(found, dict) or not all(isinstance(digests, list) for digests in found.values()):
         raise _no_digests(run)
     return found
+
+
+def listed_digests(checkpoints: Iterable[Path]) -> dict[str, list[str]]:
+    """Return what `saved_digests` does, of checkpoints as they are: for a run whose `progress.json` is lost."""
+    return {at.name: [digest_of(at / LIST)] for at in checkpoints if (at / LIST).is_file()}
 
 
 def _no_digests(run: Path) -> RunFileError:

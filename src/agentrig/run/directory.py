@@ -29,7 +29,7 @@ from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import LONE_SURROGATE, cut, open_own, storable, without_nan
+from agentrig.text import LONE_SURROGATE, cut, open_own, read_text, storable, without_nan
 from agentrig.traces import mapping
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
@@ -53,6 +53,12 @@ DAMAGED = "metrics.jsonl.damaged"
 
 REWRITTEN = ("metrics.jsonl", DAMAGED, "progress.json", "config.toml", "manifest.json", "checkpoints/latest")
 """What a resumed run writes again."""
+
+LINKED = (*FOLDERS, "audit")
+"""The folders that may be links to a larger disk."""
+
+OWNER = ".run"
+"""In a folder that a run has by a link: the place of that run."""
 
 BESIDE = ("log.jsonl", "report.html")
 """What else a run has written when it ends before its first step."""
@@ -120,13 +126,23 @@ class RunDirectory:
     def lock(self) -> None:
         """Keep other runs out of this directory until `release`, or until this process ends.
 
+        A folder that it has by a link, such as `checkpoints` on a larger disk, is claimed for it too.
+
         Raises:
             RunInUse: Another running process uses it; the message says which.
+            RunFileError: A link leads to a folder of another run.
         """
         with writing(self._lock.path):
             taken = self._lock.take()
         if not taken:
             raise RunInUse(f"a run is active in {self.path}: {self._lock.holder()}. Wait until it ends, or stop it")
+        try:
+            for link in check_links(self.path):
+                with writing(link / OWNER):
+                    write_whole(link / OWNER, f"{self.path.resolve()}\n")
+        except BaseException:
+            self._lock.release()
+            raise
 
     def remove(self) -> None:
         """Delete a new run's directory, with all its files; and the folder of runs, if this is its first one."""
@@ -205,7 +221,7 @@ class RunDirectory:
         Raises:
             RunFileError: A folder cannot be read or written, or there is a directory where the run has a file.
         """
-        for folder in (self.path, *(self.path / part for part in (*FOLDERS, "audit"))):
+        for folder in (self.path, *(self.path / part for part in LINKED)):
             if not os.path.lexists(folder):
                 continue
             if folder.is_dir():
@@ -423,24 +439,61 @@ def run_name(settings: RunSettings, recipe: str) -> str:
     return name
 
 
+def check_links(run: Path) -> list[Path]:
+    """Return the folders of a run that are links to folders elsewhere.
+
+    Raises:
+        RunFileError: One leads to a folder of another run, or two to the same: a run removes old files there.
+    """
+    links = [run / part for part in LINKED if (run / part).is_symlink() and (run / part).is_dir()]
+    places: dict[Path, Path] = {}
+    for link in links:
+        if other := _owner(link, run):
+            raise RunFileError(
+                f"{link} is a link to {link.resolve()}, which is a folder of another run, {other}: this run would "
+                f"remove that run's files.\n  Nothing was changed. Put a folder of this run's own in the link's place, "
+                f"or a link to one"
+            )
+        twin = places.setdefault(link.resolve(), link)
+        if twin is not link:
+            raise RunFileError(
+                f"{twin} and {link} are links to the same folder, {link.resolve()}.\n  Nothing was changed. Give each "
+                "a folder of its own"
+            )
+    return links
+
+
+def _owner(link: Path, run: Path) -> Path | None:
+    """Return the other run that has the folder to which a link of a run leads: in its directory, or by a link too."""
+    folder, text = link.resolve(), ""
+    for around in (folder, *folder.parents):
+        if (around / "config.toml").is_file() and (around / "run.lock").is_file():
+            return None if around.samefile(run) else around
+    with contextlib.suppress(FileNotFoundError), reading(folder / OWNER):
+        text = read_text(folder / OWNER).strip()
+    other = Path(text or run)
+    has_it = any((other / part).is_dir() and (other / part).samefile(folder) for part in LINKED)
+    return other if has_it and (other / "config.toml").is_file() and not other.samefile(run) else None
+
+
 def check_vacant(path: Path) -> bool:
     """Return whether a run is there that ended before its first step, and may be replaced.
 
     Raises:
         ConfigError: A run is there that has a step, or an end.
+        RunFileError: One of its folders is a link to that of another run.
     """
-    if not (path / "config.toml").exists():
-        return False
+    check_links(path)
     metrics, checkpoints = path / "metrics.jsonl", path / "checkpoints"
     begun = (
         (metrics.exists() and metrics.stat().st_size > 0)
         or (path / "summary.json").exists()
-        or any(checkpoints.glob("*"))
+        or any(checkpoints.glob("*step-*"))
         or any((path / "rollouts").glob("train-*"))
     )
     if begun:
         raise ConfigError(f"{path} already has a run; set another run.name, or continue it with --resume {path}")
-    return True
+    return (path / "config.toml").exists()
 
 
 def _own_folder(parent: Path, name: str) -> Path:

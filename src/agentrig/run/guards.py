@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
 
 from agentrig.adapters import Adapter
-from agentrig.algorithms import Session
 from agentrig.correctness import as_much
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
@@ -370,8 +369,13 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
 
 
 @contextmanager
-def dead_server_first(server: Server, session: Session | None = None) -> Iterator[None]:
-    """Raise the server's error when a run or a measurement stops because its server died; a run says how to go on."""
+def dead_server_first(server: Server, advice: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Raise the server's error when a run or a measurement stops because its server died.
+
+    Args:
+        server: The server.
+        advice: Says what a run has lost and how it goes on; '' if there is nothing to say.
+    """
     try:
         yield
     except (RunStopped, ServerError) as stopped:
@@ -381,10 +385,9 @@ def dead_server_first(server: Server, session: Session | None = None) -> Iterato
             try:
                 server.check()
             except ServerError as dead:
-                if session is None or not session.lines:
+                if not (how := advice()):
                     raise
-                lost = f"The unfinished step is lost; resume with: {session.resumes}"
-                raise type(dead)(f"{dead}\n  {lost}") from stopped
+                raise type(dead)(f"{dead}\n  The unfinished step is lost; {how}") from stopped
             if time.monotonic() > end:
                 break
             time.sleep(0.05)

@@ -93,7 +93,12 @@ class Loop:
             serving = fit(serving, session)
         self.sleeps = serving.sleeps
         shown = Demonstrated(session, self._shown) if self._shown else None
-        with self.saving, session.server(serving) as self.server, dead_server_first(self.server, session):
+
+        def advice() -> str:
+            return session.advice() if session.lines else ""
+
+        # The checkpoint that is being written is complete before an error says what was not saved.
+        with session.server(serving) as self.server, dead_server_first(self.server, advice), self.saving:
             if borrow := getattr(self.algorithm, "borrow", None):
                 borrow(self.server)
             if session.resumed:

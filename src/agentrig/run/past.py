@@ -17,7 +17,7 @@ import attrs
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.figures import amount, number
 from agentrig.ledger import totals
-from agentrig.run.checkpoints import SAVED, Checkpoints, saved_digests, verify
+from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_digests, saved_digests, verify
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
 from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
@@ -142,16 +142,17 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             raise ValueError("before has no accuracy or no number of tasks")
     for file, text in contradictions(run.path, progress=known, summary=summary, lines=ours):
         raise RunFileError(f"{run.path}: {text}.\n  Nothing was changed. {file}: {CURES.get(file, RESTORE)}")
-    saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
-    if progress:
-        progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
+    saved = [run.checkpoints.path(s) for s in run.checkpoints.steps() if s <= step]
+    if step:  # a lost record begins again, with the checkpoints as they are
+        held = saved_digests(run.path, known) if known else listed_digests(saved)
+        progress[SAVED] = {at.name: held[at.name] for at in saved if at.name in held}
         progress[FILES] = {
             name: kept
             for name, kept in _measured_files(known)
             if stays(Path(name), step) or (ended and is_end(Path(name)))
         }
     spent = [sum(line["step_s"] for line in lines), *(number(of.get("wall_s")) or 0.0 for of in (known, summary))]
-    if progress:
+    if step:
         progress["wall_s"] = max(spent)  # summary.json is removed
     warnings = []
     if every and not step:
@@ -221,7 +222,7 @@ USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` an
 def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> AgentrigError:
     """Return the error with advice: resume from the last whole checkpoint before, or name it, or start a new run.
 
-    If `progress.json` records none of them, the error is that file's.
+    If all are whole, and `progress.json` records none of them, either that file or they are of another run.
     """
     step, whole, damaged = error.checkpoint.name.removeprefix("step-"), None, [error]
     before = [s for s in run.checkpoints.steps() if step.isdecimal() and s < int(step)]
@@ -233,11 +234,11 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = Tru
         except CheckpointDamaged as too:
             damaged.append(too)
     nothing = f"Nothing in {run.path} was changed."
-    if before and not any(each.recorded for each in damaged) and whole is None:
-        file = run.path / "progress.json"
+    if not any(each.recorded for each in damaged) and whole is None:
         return RunFileError(
-            f"{file} is damaged: it records none of the checkpoints, so it is probably of another run.\n"
-            f"  {nothing} {CURES[file.name]}"
+            f"{run.path / 'progress.json'} records none of the checkpoints in {run.checkpoints.folder}: either that "
+            f"file or the checkpoints are of another run, or were changed.\n  {nothing} Find out which of the two is "
+            "not this run's, and restore it from a copy"
         )
     cure = f"{'No earlier checkpoint is whole' if before else 'There is no earlier checkpoint'}; restore the file, or "
     cure += "start a new run"
@@ -291,6 +292,21 @@ def contradictions(
                 yield from apart("metrics.jsonl", what, line.get(f"validation_{key}"), file, found.get(key))
 
 
+def reward_contradictions(run: Path, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the steps whose reward in `metrics.jsonl` is not the mean of the rollouts in their file, in words."""
+    for line in lines:
+        told, name = number(line.get("reward")), table_name("train", line["step"])
+        found = _figures_of(run / name)
+        mean = found.get("reward")
+        if told is None or mean is None or line.get("rollouts") != found["rollouts"]:
+            continue
+        if abs(told - mean) > 1e-9 * max(1, abs(mean)):
+            yield (
+                f"the record contradicts itself: step {line['step']} has the reward {told:.6g} in metrics.jsonl, and "
+                f"its {found['n']} rollouts in {name} have the mean {mean:.6g}: one of the two files was changed"
+            )
+
+
 def stated_ends(progress: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the measurements `before` and `after` training that a run states; see `over_common`."""
     return mapping(_under(progress, "after", "common")) or progress
@@ -327,9 +343,21 @@ def _under(held: Mapping[str, Any], key: str, name: str) -> Any:
 
 
 def _figures_of(file: Path) -> Mapping[str, Any]:
-    """Return accuracy, mean reward and number of the scored rollouts of a file; {} if it can't be read."""
+    """Return accuracy, mean reward, and the number of the scored and of all rollouts of a file; {} if it can't be read.
+
+    A file that has not changed since the last call is not read again.
+    """
+    try:
+        state = file.stat()
+    except OSError:
+        return {}
+    return _figures_in(file, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+@lru_cache(1 << 16)
+def _figures_in(file: Path, *_state: int) -> Mapping[str, Any]:
     rows = _scored(file)
-    return {} if rows is None else _figures(rows)
+    return {} if rows is None else {**_figures(rows), "rollouts": len(rows)}
 
 
 def _scored(file: Path) -> list[dict[str, Any]] | None:
@@ -450,6 +478,22 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     return found
 
 
+def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
+    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint.
+
+    Args:
+        there: The run's checkpoints.
+        progress: `progress.json`.
+        lines: Those of `metrics.jsonl` that hold a step.
+
+    Raises:
+        RunFileError: The folder cannot be read.
+    """
+    recorded = [name.removeprefix("step-") for name in mapping(progress.get(SAVED))]
+    steps = [*there.steps(), *(int(step) for step in recorded if step.isdecimal())]
+    return max([0, *steps, *(int(line["step"]) for line in lines)])
+
+
 def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[str]:
     """Say that a checkpoint later than the newest there is was saved and is gone.
 
@@ -462,10 +506,25 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
     """
     checkpoint, _ = there.latest()
     newest = checkpoint.name if checkpoint else ""
-    unfinished = {f.name[1:11] for f in there.folder.glob(".step-*")}  # a crash while it was saved
+    unfinished = {f.stem[1:] for f in there.folder.glob(".step-*.part")}  # a crash while it was saved
     saved = {name for name in saved_digests(there.folder.parent, progress) if name > newest} - unfinished
     used = f"{newest} is used" if newest else "none is left"
     return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"] if saved else []
+
+
+def unwhole(there: Checkpoints) -> list[str]:
+    """Say which file of the latest checkpoint is missing or has another size; no content is read.
+
+    Raises:
+        RunFileError: The folder cannot be read.
+    """
+    checkpoint, _ = there.latest()
+    try:
+        if checkpoint:
+            check_sizes(checkpoint)
+    except CheckpointDamaged as damaged:
+        return [str(damaged)]
+    return []
 
 
 def changed_files(

@@ -37,7 +37,6 @@ Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: Sequence[Rule] = (
     weights.audited,
     outcome.told,
-    outcome.contradicted,
     outcome.reflections,
     rollouts.overlong_prompts,
     rollouts.failures,

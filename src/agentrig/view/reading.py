@@ -22,7 +22,17 @@ from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
 from agentrig.run.manifest import EDITED, edited_settings
-from agentrig.run.past import changed_files, losses, lost_checkpoints, measurement_faults, possible
+from agentrig.run.past import (
+    changed_files,
+    contradictions,
+    last_ended,
+    losses,
+    lost_checkpoints,
+    measurement_faults,
+    possible,
+    reward_contradictions,
+    unwhole,
+)
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 from agentrig.traces import mapping as mapping
@@ -109,6 +119,7 @@ class RunData:
         continued: Whether the run was killed, or failed, after it went on from an earlier end and before the next
             checkpoint replaced that: the other attributes are of the earlier end.
         binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
+        ended: The last step that has ended, as far as any of its files tells.
         seen: What was read of its rollouts.
     """
 
@@ -126,6 +137,7 @@ class RunData:
     resuming: bool = False
     continued: bool = False
     binned: bool = False
+    ended: int = 0
     seen: Seen = attrs.field(factory=Seen, repr=False)
 
     @cached_property
@@ -134,9 +146,11 @@ class RunData:
         ended = bool(self.summary.get("complete")) and not self.continued
         try:
             changed = changed_files(self.directory, self.steps, self.progress, ended=ended, running=self.running)
-            return [*self.unread, *changed]
         except RunFileError as error:
-            return list(dict.fromkeys([*self.unread, first_line(error)]))
+            changed = [first_line(error)]
+        measured = contradictions(self.directory, progress=self.progress, summary=self.summary, lines=self.steps)
+        apart = [*(text for _, text in measured), *reward_contradictions(self.directory, self.steps)]
+        return list(dict.fromkeys([*self.unread, *changed, *apart]))
 
     @property
     def damage(self) -> list[str]:
@@ -280,7 +294,15 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
             f"`agentrig train --resume {directory}` goes on"
         )
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
-    missing += losses(told, damaged, max([done, *(line["step"] for line in told)]))
+    progress = _read(directory / "progress.json", read_object, missing, needed=saved)
+    checkpoints = Checkpoints(directory / "checkpoints")
+    done = max([done, *(line["step"] for line in told)])
+    if not (running or continued):  # at work, it may have ended a step since its lines were read
+        try:
+            done = max(done, last_ended(checkpoints, progress, told))
+        except RunFileError as closed:
+            missing.append(first_line(closed))
+    missing += losses(told, damaged, done)
     if os.path.lexists(directory / "audit"):
         from agentrig.run.auditing import read_audits, totals_of
 
@@ -288,10 +310,9 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         missing += unread
         if unread and "audited" in summary:
             summary["audited"] = totals_of(audits)
-    progress = _read(directory / "progress.json", read_object, missing, needed=saved)
     if not running:
         try:
-            missing += lost_checkpoints(Checkpoints(directory / "checkpoints"), progress)
+            missing += [*lost_checkpoints(checkpoints, progress), *unwhole(checkpoints)]
         except RunFileError as damaged_record:
             missing.append(first_line(damaged_record))
     if running and not resuming and "after" in progress:  # of an earlier end, until the next checkpoint
@@ -322,6 +343,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         running=running,
         resuming=resuming,
         continued=continued,
+        ended=done,
     )
 
 
@@ -372,6 +394,12 @@ def columns_of(file: RolloutFile, columns: Sequence[str], ids: Collection[str] |
         if (told := f"rollouts/{file.path.name} cannot be read: {why}") not in file.damage:
             file.damage.append(told)
         return None
+
+
+def rows_in(file: RolloutFile) -> int:
+    """Return how many rollouts a file has; 0 if it cannot be read: see its `damage`."""
+    table = columns_of(file, ("mode",))
+    return 0 if table is None else int(table.num_rows)
 
 
 def one_of(column: str, values: Collection[str]) -> Expression:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from agentrig.correctness import turn_order
 from agentrig.figures import NOTHING, counted, mean, percent, plain
 from agentrig.text import printable
 from agentrig.view import figures, tables
-from agentrig.view.reading import RunData, rollout_rows
+from agentrig.view.reading import RunData, rollout_rows, rows_in
 
 
 def _shown(value: Any) -> str:
@@ -117,14 +116,11 @@ def rollout_counts(run: RunData) -> dict[str, int | None]:
 
     The summary's counts; without one, and of a run that ended in a step, which they leave out, those of its files.
     """
-    import pyarrow.parquet as pq
-
     if "rollouts" in run.summary and not run.error:
         return {"rollouts": run.summary["rollouts"], "train_rollouts": run.summary.get("train_rollouts")}
     counted = {True: 0, False: 0}
     for file in run.files:
-        with contextlib.suppress(OSError, ValueError):  # gone or damaged: the page says so elsewhere
-            counted[file.mode == "train"] += int(pq.read_metadata(file.path).num_rows)
+        counted[file.mode == "train"] += rows_in(file)
     whole = sum(counted.values()) or run.summary.get("rollouts")
     return {"rollouts": whole, "train_rollouts": counted[True] if whole else None}
 

@@ -8,9 +8,10 @@ import shlex
 import sys
 import time
 import webbrowser
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 import click
@@ -78,6 +79,7 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     runs = runs or [newest_run("report")]
     page = build_report(runs, out, gold=gold, binned=binned)
     (row,) = compare(runs).rows
+    _warn_of_missing([row])
     if as_json:
         click.echo(json.dumps({"report": str(page), **row}, indent=2, default=str))
         return
@@ -87,6 +89,15 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     for found in changes(Evidence.of(read_run(runs[0]))):
         click.echo(f"{gain}{found.text}")
     click.echo(f"report: {page}")
+
+
+def _warn_of_missing(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Say what of each run is missing, cannot be read, or was changed."""
+    from agentrig.text import printable
+
+    for row in rows:
+        for text in row["missing"]:
+            click.echo(f"agentrig: warning: {row['run']}: {printable(text)}", err=True)
 
 
 @click.command()
@@ -133,7 +144,6 @@ def compare(
       [machines."cpu: x86_64"]
       hour = 0.1
     """
-    from agentrig.text import printable
     from agentrig.view import build_report, read_prices
     from agentrig.view import compare as compare_runs
 
@@ -143,9 +153,7 @@ def compare(
         raise click.UsageError(f"{'--gold' if gold else '--binned'} is for the page: name one with --out PAGE.html")
     table = None if prices is None else read_prices(prices)
     found = compare_runs(runs, prices=table, each=each)
-    for row in found.rows:
-        for text in row["missing"]:
-            click.echo(f"agentrig: warning: {row['run']}: {printable(text)}", err=True)
+    _warn_of_missing(found.rows)
     page = None
     if out is not None:
         page = build_report(runs, out, gold=gold, binned=binned, prices=table, each=each)
@@ -226,12 +234,12 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.audit.auditor import Auditor
     from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS
-    from agentrig.errors import AgentrigError
+    from agentrig.errors import AgentrigError, RunFileError
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import Rebuilt
     from agentrig.run.directory import RunDirectory
     from agentrig.run.manifest import EDITED, edited_settings
-    from agentrig.run.past import losses
+    from agentrig.run.past import last_ended, losses
     from agentrig.run.resume import recorded_plan
     from agentrig.text import printable
 
@@ -243,12 +251,19 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
             for name, now, was in edited_settings(Record(run).config, RunDirectory(run).manifest()):
                 if name == "algorithm.model":  # no weights could be compared
                     raise AgentrigError(f"{EDITED.format(name, now, was)}. Write {name} = {was!r} there again")
-            told, damaged = RunDirectory(run).read_metrics()
-            for text in losses(told, damaged, max((line["step"] for line in told), default=0)):
+            there = RunDirectory(run)
+            told, damaged = there.read_metrics()
+            progress = {}
+            with suppress(RunFileError):  # the auditor says so of the links that need it
+                progress = there.read_json("progress.json")
+            ended = last_ended(there.checkpoints, progress, told)
+            for text in losses(told, damaged, ended):
                 click.echo(f"agentrig: warning: {text}", err=True)
             steps = sorted(Record(run).lines)
             if step is not None and step not in steps:
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
+            if not steps and ended:
+                raise AgentrigError(f"{run}/metrics.jsonl has no step, so none can be compared. Restore it from a copy")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
             with closing(Rebuilt(plan)) as rebuilt:

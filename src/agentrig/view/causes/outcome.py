@@ -13,7 +13,6 @@ from agentrig.figures import SIGNIFICANT, count, no_room, number, percent, sign_
 from agentrig.plan import RESUME, resume_command
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
-from agentrig.run.past import contradictions
 from agentrig.run.verdict import SOLVED
 from agentrig.text import amount
 from agentrig.view import figures, tables
@@ -144,28 +143,6 @@ def _of_links(lines: Sequence[str]) -> tuple[str, ...]:
         if link in AUDITED:
             named[link] = [*named.get(link, ()), *KEYS.findall(detail)]
     return tuple(dict.fromkeys(key for link, keys in named.items() for key in keys or AUDITED[link]))
-
-
-def contradicted(evidence: Evidence) -> Iterator[Finding]:
-    """A step's reward that is not its rollouts' mean, and measurements in which two files differ."""
-    run = evidence.run
-    measured = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
-    yield from (Finding("warn", text) for _, text in measured)
-    lines = {line["step"]: line for line in evidence.run.steps}
-    for facts in evidence.steps:
-        line = lines.get(facts.step, {})
-        told, found = number(line.get("reward")), facts.reward / max(1, facts.scored)
-        if (
-            told is not None
-            and line.get("rollouts") == facts.rollouts
-            and abs(told - found) > 1e-9 * max(1, abs(found))
-        ):
-            yield Finding(
-                "warn",
-                f"the record contradicts itself: step {facts.step} has the reward {told:.6g} in metrics.jsonl, and its "
-                f"{facts.scored} rollouts in rollouts/train-{facts.step:05d}.parquet have the mean {found:.6g}: one of "
-                "the two files was changed",
-            )
 
 
 def told(evidence: Evidence) -> Iterator[Finding]:
@@ -402,10 +379,10 @@ def train_on(evidence: Evidence) -> str:
 
 
 def unfinished(evidence: Evidence) -> str:
-    """Return where a run stopped before its gain was measured; '' for another run."""
+    """Return where a run stopped before its gain was measured; '' for another run, or if its steps are lost."""
     run, done = evidence.run, len(evidence.run.steps)
     measured = figures.held_out(run)["accuracy"]["after"] is not None
-    if measured or figures.status(run) not in ("stopped", "crashed"):
+    if measured or figures.status(run) not in ("stopped", "crashed") or (run.ended and not run.steps):
         return ""
     steps = number(evidence.value("algorithm.steps"))
     of = f" of {steps:.0f}" if steps else ""
