@@ -437,7 +437,7 @@ def test_a_thread_that_spins_is_ended_where_python_can() -> None:
     assert not left
 
 
-def test_a_reward_that_changes_the_current_directory_does_not_move_the_run(
+def test_a_reward_that_changes_directory_and_umask_does_not_move_or_lock_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run's files were sought in the reward's folder, and the run ended: its folder "was removed"."""
@@ -445,11 +445,18 @@ def test_a_reward_that_changes_the_current_directory_does_not_move_the_run(
 
     def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
         os.chdir("/")
+        os.umask(0o777)
         return Score.ok(1.0)
 
-    assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS[:2])] == [1.0, 1.0]
-    assert Path.cwd() == tmp_path
+    before = os.umask(0o022)
+    try:
+        assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS[:2])] == [1.0, 1.0]
+        assert Path.cwd() == tmp_path
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
     assert f"the reward changed the current directory to /; it is {tmp_path} again" in caplog.text
+    assert "the reward changed the umask to 777; it is 022 again" in caplog.text
 
 
 HOLDS = """
@@ -740,6 +747,7 @@ with no_silent_end():
     [
         ("os.closerange(3, 200)", "/"),
         ("os.close(1)", "its standard output,"),
+        ("sys.stdout.close(); os.close(1)", "its standard output,"),
         ("sys.stdout = sys.stderr; sys.stdout.close()", "its standard error,"),
     ],
 )

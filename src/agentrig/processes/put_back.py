@@ -1,9 +1,10 @@
-"""What a plugin's code may leave behind in this process: another current directory, and processes that go on."""
+"""What a plugin's code may leave behind in this process: another directory or umask, and processes that go on."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,12 +21,15 @@ MARK = "AGENTRIG_RUNNER"
 _lock = threading.Lock()
 _under_way = 0
 _folder, _suspect = "", ""
+_mask: int | None = None
 _told: set[tuple[str, str]] = set()
 
 
 @contextmanager
 def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator[None]:
     """Run a plugin's code: afterwards the current directory is what it was, because paths of a run are relative to it.
+
+    So is the umask, without which nobody could read the run's files.
 
     Blocks may be open at once in several threads: the directory before the first of them counts, and it is put back
     when the last of them ends. A runner is the agent's own process, so nothing is put back there.
@@ -60,9 +64,10 @@ def current_folder() -> str:
 
 
 def _enter(folder: str) -> None:
-    global _under_way, _folder, _suspect
+    global _under_way, _folder, _suspect, _mask
     with _lock:
         if not _under_way:
+            _mask = _umask()
             _folder, _suspect = folder or current_folder(), ""
         _under_way += 1
 
@@ -71,6 +76,10 @@ def _leave(who: str) -> None:
     global _under_way, _suspect
     with _lock:
         _under_way -= 1
+        mask = _umask()
+        if _mask is not None and mask != _mask:
+            os.umask(_mask)
+            log.warning("%s changed the umask to %03o; it is %03o again: the run's files get it", who, mask, _mask)
         now = current_folder()
         changed = bool(_folder) and now != _folder
         if changed:
@@ -92,6 +101,16 @@ def _leave(who: str) -> None:
                 "paths mean files there",
                 *(_suspect, now or "one that was deleted", _folder),
             )
+
+
+def _umask() -> int | None:
+    """Return this process's umask without changing it; None where the system does not say it."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            found = re.search(rb"^Umask:\s*([0-7]+)", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1], 8) if found else None
 
 
 def _children() -> set[int]:

@@ -113,6 +113,8 @@ def _open_streams_again() -> None:
     """Replace the streams of output that are closed, also those of log handlers: they are needed for the message."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name, None) is not None and getattr(sys, name).closed:
+            if _is_closed(number):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and getattr(handler.stream, "closed", False):
