@@ -461,7 +461,8 @@ RECORDED: Mapping[str, Recorded] = {
         right=[[0] * 5] * 7,
         stop=ZERO,
         causes=["tasks-too-hard"],
-        said=["in 35 of 35 groups", "a model that is sometimes right", "config.toml --labels 60", "seen in step 1"],
+        said=["in 35 of 35 groups", "a model that is sometimes right", "config.toml --labels 60 --out models/mini",
+              "seen in step 1"],
     ),
     "the tasks are too easy": Recorded(right=[[8] * 9] * 5, stop=ZERO, causes=["tasks-too-easy"]),
     "rewards of parts rise and no answer is right": Recorded(
@@ -482,9 +483,23 @@ RECORDED: Mapping[str, Recorded] = {
         causes=["entropy-collapse"],
         said=["- 4 of 10 training tasks were right in no rollout"],
     ),
+    "most tasks that stay wrong were never right": Recorded(
+        right=[[4] * 6 + [0] * 6, *[[5] * 3 + [8] * 3 + [0] * 6] * 3, *[[8] * 5 + [0] * 7] * 8],
+        entropy=[0.5] * 12,
+        said=["More steps would hardly help",
+              "6 of the 7 tasks whose answers are all wrong at the end were never right",
+              "a longer warm-up", "config.toml --labels 60 --out models/mini"],
+        unsaid=["algorithm.lr", "algorithm.temperature", "rain for more steps"],
+    ),
+    "the reward rises to the end, and most tasks that stay wrong were never right": Recorded(
+        right=[*[[4] * 6 + [0] * 6] * 6, *[[8] * 3 + [0] * 9] * 3, *[[8] * 6 + [0] * 6] * 3],
+        said=["More steps would hardly help", "6 of the 6 tasks whose", "a longer warm-up"],
+        unsaid=["rain for more steps"],
+    ),
     "an update destroys the policy before all tasks were tried": Recorded(
         right=[[6] * 8 + [0] * 8, *[[0] * 16] * 4],
         causes=["learning-rate-too-large", "entropy-collapse"],
+        said=["Use a hundredth of the learning rate (3e-06 instead of 0.0003) or the recipe's own, or warm it up"],
         unsaid=["right in no rollout"],
     ),
     "the learning rate destroys the policy step by step": Recorded(

@@ -129,7 +129,7 @@ class Diagnosis:
         run: The run's name.
         status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
-        gained: Whether it got better for certain, or solved its tasks.
+        gained: Whether it got better for certain, or solved its tasks; not if only the reward of training rose.
         gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         loss: What to say if the accuracy fell significantly; else empty.
@@ -207,7 +207,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
-        gained=better,
+        gained=better and rise is None,
         gain=_gain(evidence) if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
         loss=_loss(evidence) if fewer_right(evidence) and not solved else "",

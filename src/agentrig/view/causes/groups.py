@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from agentrig.figures import count, figure, mean, number
 from agentrig.plan import script_of
@@ -212,6 +213,19 @@ def _of(evidence: Evidence, steps: Sequence[StepFacts]) -> str:
     return "" if len(steps) == len(evidence.steps) else f" of {named([facts.step for facts in steps])}"
 
 
+def better_start(evidence: Evidence, late: Sequence[StepFacts]) -> str:
+    """Return what to do where most tasks that are still wrong were never right: no setting of training helps these."""
+    stuck = {task for facts in late for task in facts.stuck}
+    never = stuck & evidence.never_right
+    if 2 * len(never) <= len(stuck):
+        return ""
+    return (
+        f"{len(never)} of the {amount(len(stuck), 'task')} whose answers are all wrong at the end were never right in "
+        "training: start from a model that is right on such tasks sometimes (a longer warm-up, with a higher --until "
+        f"or without it, and with more labels), or use easier tasks.{_warm_up(evidence)}"
+    )
+
+
 def _easier(evidence: Evidence) -> str:
     """Return what to do where the model is right too seldom to learn from its rewards."""
     config = shlex.quote(str(evidence.run.directory / "config.toml"))
@@ -225,12 +239,29 @@ def _easier(evidence: Evidence) -> str:
 def _warm_up(evidence: Evidence) -> str:
     """Return the command that makes a starting model for the run's tasks; '' for those of a script, which it lacks."""
     run = evidence.run
-    n = int(number(dig(run.manifest, "data", "train", "tasks")) or 0)
-    if script_of(run.directory) or not n:
+    labels = most_labels(evidence, 200)
+    if script_of(run.directory) or not labels:
         return ""
-    labels = min(200, max(1, 3 * n // 4))  # the model is tried on the others
-    config = shlex.quote(str(run.directory / "config.toml"))
-    return f"\nMake one from a few right answers (docs/how-to/laptop.md): agentrig warmup {config} --labels {labels}"
+    out = free_name(Path("models") / str(run.manifest.get("recipe") or run.name))
+    return f"\nMake one from right answers (docs/how-to/laptop.md): {warm_up_command(evidence, labels, out)}"
+
+
+def warm_up_command(evidence: Evidence, labels: int, out: Path, *options: str) -> str:
+    """Return the command that makes a starting model with so many labels, in a folder of its own."""
+    config = evidence.run.directory / "config.toml"
+    return shlex.join(["agentrig", "warmup", str(config), "--labels", str(labels), *options, "--out", str(out)])
+
+
+def most_labels(evidence: Evidence, wanted: int) -> int:
+    """Return so many labels, but at most three quarters of the training tasks: the model is tried on the others."""
+    n = int(number(dig(evidence.run.manifest, "data", "train", "tasks")) or 0)
+    return min(wanted, max(1, 3 * n // 4)) if n else 0
+
+
+def free_name(path: Path) -> Path:
+    """Return a path, or with the first number from 2 on behind it, that does not exist yet."""
+    names = (path, *(path.with_name(f"{path.name}-{i}") for i in range(2, 1000)))
+    return next(name for name in names if not name.exists())
 
 
 def _collapsed(evidence: Evidence) -> Finding | None:
@@ -273,7 +304,8 @@ def _collapsed(evidence: Evidence) -> Finding | None:
             "algorithm.clip_high",
             "algorithm.kl_loss_coef",
         ),
-        advice="Lower the learning rate; a higher temperature or clip_high, or a KL loss, keeps answers different.",
+        advice="Lower the learning rate; a higher temperature or clip_high, or a KL loss, keeps answers different."
+        f"\n{better_start(evidence, late)}".rstrip(),
         explains=("zero-variance-groups", "learning-rate-too-small", "weights-unchanged"),
     )
 
