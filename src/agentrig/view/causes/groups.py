@@ -228,11 +228,12 @@ def better_start(evidence: Evidence, late: Sequence[StepFacts]) -> str:
 
 def _easier(evidence: Evidence) -> str:
     """Return what to do where the model is right too seldom to learn from its rewards."""
-    config = shlex.quote(str(evidence.run.directory / "config.toml"))
+    directory = evidence.run.directory
+    config = shlex.quote(str(directory / "config.toml"))
+    forecast = "" if script_of(directory) else f" Try a model before: agentrig forecast {config} algorithm.model=DIR"
     return (
         "Use a model that is sometimes right, easier tasks, or more rollouts a task. The shipped model mini knows only "
-        f"the SQL prompts of its recipe. Try a model before: agentrig forecast {config} algorithm.model=DIR"
-        f"{_warm_up(evidence)}"
+        f"the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
     )
 
 
