@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 CORRECT_AT = 1.0
 """Default threshold: an answer with at least this reward counts as correct."""
 
+CORRECT_TOLD = "correct_told"
+"""The key of a run's summary: whether the reward or the user says what is correct, or only that default."""
+
 
 def as_much(value: float, full: float) -> bool:
     """Whether a reward is as high as another one, to within rounding."""
@@ -27,11 +30,13 @@ class Correctness:
         run_at: The user's own threshold, `[run] correct_at`.
         reward_at: The reward's threshold, `RewardSpec.correct_at`.
         warning: The warning logged when no threshold is set and a reward is outside 0 to 1; empty before that.
+        told: Whether something else than the default threshold has decided about an answer.
     """
 
     run_at: float | None = None
     reward_at: float | None = None
     warning: str = ""
+    told: bool = False
 
     def decide(self, status: str, value: float, said: bool | None) -> bool:
         """Return whether an answer is correct. The first rule that applies decides.
@@ -44,6 +49,7 @@ class Correctness:
         """
         if status != "ok":
             return False
+        self.told = self.told or any(known is not None for known in (self.run_at, said, self.reward_at))
         if self.run_at is not None:
             return value >= self.run_at
         if said is not None:

@@ -109,6 +109,9 @@ def test_labels_are_training_tasks_and_never_held_out_ones(colors: Callable[...,
     assert [t.id for t in choose_labels(colors(), 8, seed=2).tasks] != ids[:8]
     everything = choose_labels(colors(), 0, seed=0)
     assert (len(everything.tasks), everything.fresh) == (12, False)
+    some = choose_labels(colors(), None, seed=0)
+    assert (len(some.tasks), len(some.measured), some.fresh) == (6, 6, True)
+    assert some.note.startswith("half of its 12 tasks")
     with pytest.raises(ConfigError, match="--labels 13: the split train has 12 tasks"):
         choose_labels(colors(), 13, seed=0)
     with pytest.raises(ConfigError, match=r"3 of 12 labelled tasks occur in the split test \(report\) too.*train-9"):

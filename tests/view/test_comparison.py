@@ -192,6 +192,10 @@ def test_the_common_start_is_the_one_that_most_runs_can_be_compared_with(tmp_pat
     ended = write_run(tmp_path / "d", steps=1)
     changed(ended, model="/models/another")
     assert [compare(runs).start["run"] for runs in ([ended, good], [good, ended], [ended, good, better])] == list("dbb")
+    others = [write_run(tmp_path / name, steps=1, ended=False) for name in ("e", "f")]
+    for run in others:
+        changed(run, model="/models/another")
+    assert compare([good, stopped, *others]).start["run"] == "a", "most runs begin there, though none has ended"
 
 
 def test_a_running_run_is_shown_with_what_it_has(tmp_path: Path) -> None:

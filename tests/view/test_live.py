@@ -152,11 +152,11 @@ def test_a_step_without_an_update_because_all_groups_are_alike_says_so(alike: fl
     shown, buffer = display()
     metrics = {**METRICS, "zero_variance_groups": alike, "algorithm": {"weight_change": change}}
     shown.on_step_end(event=StepEnd(step=3, metrics=metrics))
-    assert ("  reward 0.500  no update: groups all alike  " in buffer.getvalue()) == idle
+    assert ("  reward 0.500  no update: rewards alike within all groups  " in buffer.getvalue()) == idle
     assert ("no update" in buffer.getvalue()) == idle
-    assert ("  groups alike 100%  " in buffer.getvalue()) == (alike == 1.0 and not idle)
+    assert ("  rewards alike within 100% of groups  " in buffer.getvalue()) == (alike == 1.0 and not idle)
     shown.on_step_end(event=StepEnd(step=4, metrics={**metrics, "zero_variance_groups": 0.78}))
-    assert "  groups alike 78%  " in buffer.getvalue()
+    assert "  rewards alike within 78% of groups  " in buffer.getvalue()
 
 
 def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():

@@ -310,6 +310,12 @@ def test_few_right_rollouts_of_a_warmed_up_model_are_memorised_too_and_the_comma
     assert "26% of the training rollouts of the last 2 steps are right, and 11 of 148 held-out tasks" in said.text
     command = f"agentrig warmup {tmp_path / 'run' / 'config.toml'} --labels 800 --until 0.2 --out {tmp_path / 'm'}-800"
     assert command in said.advice
+    (tmp_path / "m-800").mkdir()
+    (said,) = memorised(attrs.evolve(found, run=attrs.evolve(found.run, config=config)))
+    assert f"{command}-2" in said.advice, "a folder that is not there yet"
+    manifest = {**found.run.manifest, "data": {"train": {"tasks": 400}}}
+    (said,) = memorised(attrs.evolve(found, run=attrs.evolve(found.run, config=config, manifest=manifest)))
+    assert f"--labels 300 --until 0.2 --out {tmp_path / 'm'}-300" in said.advice, "not more than there are tasks"
 
 
 @pytest.mark.parametrize(("known", "n"), [(1, 4), (9, 18)])

@@ -163,6 +163,7 @@ def test_a_reward_that_rose_without_the_accuracy_is_said_as_such(
     assert found.problems == []
     assert found.reward_rise is not None
     assert found.reward_rise > 0
+    assert (found.gained, found.gain) == (False, ""), "as why --json says it"
     said = f"no significant gain in accuracy; the mean reward of training rose by {found.reward_rise:.2g}."
     for text in (words(found), render([read_run(run)])):
         assert said in text

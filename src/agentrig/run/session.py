@@ -19,6 +19,7 @@ import attrs
 from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
 from agentrig.background import in_background
+from agentrig.correctness import CORRECT_TOLD
 from agentrig.credit import Credit
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
@@ -664,6 +665,7 @@ class RunSession:
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
             "steps": lines[-1]["step"] if lines else 0,  # a line may have been lost
             "solved": self.solved,
+            CORRECT_TOLD: self.engine.scorer.correctness.told,
             **({} if self._learns else {"trains": "prompts"}),
             "wall_s": wall_s,
             "rollouts": sum(line["rollouts"] for line in lines) + self._measured,

@@ -37,6 +37,9 @@ from agentrig.tasks import Task, overlap
 from agentrig.text import amount
 
 PAGE = "docs/how-to/laptop.md"
+LABELS = 64
+"""Training tasks that are demonstrated if nothing else is asked for."""
+
 MEASURED = 64
 """Training tasks that the model is tried on."""
 
@@ -87,12 +90,14 @@ class Labels:
         measured: Training tasks that the model is tried on: others where there are any.
         split: The split that all are from.
         fresh: Whether none of `measured` is demonstrated.
+        note: Why fewer are demonstrated than by default; empty if that is not so.
     """
 
     tasks: Sequence[Task]
     measured: Sequence[Task]
     split: str
     fresh: bool
+    note: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,12 +123,12 @@ def guessed(found: Demonstrations) -> float:
     return max(replies.values()) / len(found.turns)
 
 
-def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
+def choose_labels(plan: Plan, n: int | None, *, seed: int) -> Labels:
     """Choose training tasks at random.
 
     Args:
         plan: Its roles say which split is trained on and which ones are held out.
-        n: How many; 0 for all.
+        n: How many; 0 for all; None for `LABELS`, or half of the split if that is fewer.
         seed: Of the choice.
 
     Raises:
@@ -131,6 +136,11 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
     """
     splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
     split, tasks = splits["train"]
+    note = ""
+    if n is None:
+        n = min(LABELS, max(1, len(tasks) // 2))
+        half = f"half of its {amount(len(tasks), 'task')}: the model is tried on the others (or give --labels N)"
+        note = half if n < LABELS else ""
     if n > len(tasks):
         raise ConfigError(f"--labels {n}: the split {split} has {amount(len(tasks), 'task')}; ask for at most as many")
     places = list(range(len(tasks)))
@@ -147,7 +157,7 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
                 f"  Take them out of {split} or of {name}, or name another split: run.{role}=SPLIT"
             )
     others = [tasks[i] for i in places[len(chosen) : len(chosen) + MEASURED]]
-    return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others))
+    return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others), note=note)
 
 
 def check_context(settings: Any, context: int) -> None:

@@ -59,6 +59,9 @@ NOT_COMPARED: Mapping[str, str] = {
 }
 """Why a run is not compared with the common start, by reason."""
 
+SHARE_START = (None, "running", "not-measured", "unfinished")
+"""The reasons of those that begin at the common start: None of those that are compared with it."""
+
 NOTE = (
     "Accuracy is on held-out tasks, with 95% intervals. Calls and tokens are those of all rollouts, measurements too, "
     "and not those of a judge or of a reflecting model."
@@ -475,10 +478,14 @@ def _reward(run: RunData) -> Any:
 
 
 def _reference(runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
-    """Return the run whose measurement before training is the common start: most runs can be compared with it."""
+    """Return the run whose measurement before training is the common start: most runs share it.
 
-    def compared(start: RunData) -> int:
-        return sum(_reason(run, start, known) is None for run in runs)
+    Runs that have not measured their end share it too; of several such starts, most runs can be compared with it.
+    """
+
+    def compared(start: RunData) -> tuple[int, int]:
+        reasons = [_reason(run, start, known) for run in runs]
+        return sum(reason in SHARE_START for reason in reasons), reasons.count(None)
 
     return max((_measured_start(run, runs, known) for run in runs), key=compared)
 

@@ -50,6 +50,7 @@ RULES: Sequence[Rule] = (
     policy.penalized,
     policy.unexploring,
     groups.zero_variance,
+    groups.unsolved,
     rewards.exploited,
     rewards.second_rewards,
     rewards.one_reason,
@@ -63,10 +64,12 @@ RULES: Sequence[Rule] = (
 )
 """In the order of the data: of two causes that take away as much, the one further upstream comes first."""
 
-OF_SAMPLES = {policy.collapsed, policy.unexploring, groups.zero_variance, rewards.exploited, outcome.memorised}
+OF_SAMPLES = {
+    policy.collapsed, policy.unexploring, groups.zero_variance, groups.unsolved, rewards.exploited, outcome.memorised,
+}  # fmt: skip
 """Those that read the rewards of training as the model's: where demonstrations are learned, they are not."""
 
-TOLD_FIRST = (weights.audited, policy.collapsed, groups.zero_variance)
+TOLD_FIRST = (weights.audited, policy.collapsed, groups.zero_variance, groups.unsolved)
 """Those whose warnings come before others: what the auditor found, and trends."""
 
 NOTHING_WRONG = "Nothing held learning back."
@@ -126,7 +129,7 @@ class Diagnosis:
         run: The run's name.
         status: as of `agentrig.view.figures.status`.
         steps: Steps that have ended.
-        gained: Whether it got better for certain, or solved its tasks.
+        gained: Whether it got better for certain, or solved its tasks; not if only the reward of training rose.
         gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         loss: What to say if the accuracy fell significantly; else empty.
@@ -181,6 +184,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
     if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
         problems = [f for f in problems if f.cause != "low-entropy"]
+    if any(f.cause == "learning-rate-too-large" for f in problems):  # a destroyed policy is right on no task
+        by_rule.pop(groups.unsolved, None)
     solved = bool(data.summary.get("solved"))
     # a higher reward of training is no verdict about held-out tasks that a stopped run did not measure
     stopped = "" if solved or more_right(evidence) else outcome.unfinished(evidence)
@@ -202,7 +207,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
-        gained=better,
+        gained=better and rise is None,
         gain=_gain(evidence) if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
         loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
@@ -349,5 +354,6 @@ def details(found: Finding) -> list[str]:
 
 def _tells_count(found: Finding) -> bool:
     """Whether the text of a finding says how often, of how many; with thousands separators or without."""
-    texts = f"{found.count} of {found.of}", f"{count(found.count)} of {count(found.of)}"
+    texts = [f"{found.count} of {found.of}", f"{count(found.count)} of {count(found.of)}"]
+    texts += [f"none of {count(found.of)}"] if found.count == found.of else []
     return any(re.search(rf"\b{text}\b", found.text) for text in texts)

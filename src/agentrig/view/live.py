@@ -300,8 +300,8 @@ class LiveDisplay:
         shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
-            ("no update:", "groups all alike" if _idle(m) else ""),
-            ("groups alike", f"{alike:.0%}" if alike >= MANY_ALIKE and not _idle(m) else ""),
+            ("no update:", "rewards alike within all groups" if _idle(m) else ""),
+            ("rewards alike", f"within {alike:.0%} of groups" if alike >= MANY_ALIKE and not _idle(m) else ""),
             ("demonstrations learned", learned if m else ""),
             ("loss", "" if loss is None else f"{loss:.4f}"),
             ("training accuracy (sampled)", "" if self._demonstrated else _measured(m.get("accuracy"))),

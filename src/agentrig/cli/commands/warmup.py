@@ -22,10 +22,8 @@ from agentrig.cli.progress import progress
 @click.option(
     "--labels",
     type=click.IntRange(1),
-    default=64,
-    show_default=True,
     metavar="N",
-    help="Training tasks whose right answers are demonstrated.",
+    help="Training tasks whose right answers are demonstrated; 64 by default, or half of a smaller split.",
 )
 @click.option("--all-labels", is_flag=True, help="Demonstrate every training task.")
 @click.option(
@@ -109,7 +107,7 @@ from agentrig.cli.progress import progress
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 def warmup(
     words: Sequence[str],
-    labels: int,
+    labels: int | None,
     all_labels: bool,
     model: str,
     out: Path | None,
@@ -209,7 +207,7 @@ def _part_of(directory: Path) -> Iterator[Path]:
 def _make(
     plan: Any,
     wanted: Any,
-    n: int,
+    n: int | None,
     *,
     directory: Path,
     gold: str,
@@ -236,7 +234,8 @@ def _make(
 
     run.check_context(settings, wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
-    click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}")
+    note = f", {labels.note}" if labels.note else ""
+    click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}{note}")
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
     if measured and wanted.model != "new" and not wanted.context:  # its own context may be too short for the agent
         before = measure(labels.measured, None)

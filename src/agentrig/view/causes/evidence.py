@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.correctness import as_much
+from agentrig.correctness import CORRECT_TOLD, as_much
 from agentrig.figures import number
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import NO_SIGNAL
@@ -62,6 +62,8 @@ class StepFacts:
         same_answer: Those with a single answer.
         stuck: The task of each group of `same_wrong`.
         alive: Tasks with a correct rollout, or unlike rewards in a group.
+        tried: Tasks with a scored rollout.
+        solved: Tasks with a correct rollout.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
     """
@@ -92,6 +94,8 @@ class StepFacts:
     same_answer: int = 0
     stuck: Sequence[str] = ()
     alive: Collection[str] = ()
+    tried: Collection[str] = ()
+    solved: Collection[str] = ()
     reasons: Mapping[str, int] = attrs.field(factory=dict)
     group_means: Sequence[float] = ()
 
@@ -170,6 +174,8 @@ def facts_of(file: RolloutFile) -> StepFacts:
         same_wrong=len(stuck),
         stuck=[str(rows[0]["task_id"]) for rows in stuck],
         alive={str(row["task_id"]) for row in [*filter(is_correct, scored), *(rows[0] for rows in unlike)]},
+        tried={str(row["task_id"]) for row in scored},
+        solved={str(row["task_id"]) for row in scored if is_correct(row)},
         reasons=Counter(reason for row in wrong if (reason := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
@@ -236,6 +242,20 @@ class Evidence:
     def value(self, key: str) -> Any:
         """Return a dotted key of the configuration, or None."""
         return dig(self.run.config, *key.split("."))
+
+    @cached_property
+    def never_right(self) -> set[str]:
+        """The training tasks that were tried and had no correct rollout in any step."""
+        tried = {task for facts in self.steps for task in facts.tried}
+        return tried - {task for facts in self.steps for task in facts.solved}
+
+    @property
+    def none_right(self) -> bool:
+        """Whether no training rollout was correct, by the reward's own word: one that names no threshold has none."""
+        if self.total("right") or not self.total("scored"):
+            return False
+        told = bool(self.run.summary) and self.run.summary.get(CORRECT_TOLD) is not False
+        return told or not any(facts.reward for facts in self.steps)
 
     @property
     def demonstrated(self) -> bool:

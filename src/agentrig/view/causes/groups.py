@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from agentrig.figures import figure, mean, number
+from agentrig.figures import count, figure, mean, number
 from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
@@ -18,6 +19,7 @@ from agentrig.view.causes.trend import (
     difference,
     gained,
     lasting,
+    more_right,
     named,
     quarter,
     rewards_of,
@@ -34,10 +36,25 @@ ENTROPY_LEFT = 0.3
 MEASURED_BEFORE = 0.6
 """… or below this share, if most of the last steps trained nothing: the last entropies are of steps before them."""
 
+SELDOM = 0.05
+"""No answer was right, and surely less than this share could have been."""
+
+CONSTANT_EXPLAINS = (
+    *("learning-rate-too-small", "weights-unchanged"),
+    *("constant-reward", "zero-variance-groups", "low-entropy"),
+)
+"""What follows from groups with a single reward …"""
+
+TOO_HARD_EXPLAINS = (*CONSTANT_EXPLAINS, "entropy-collapse", "no-exploration")
+"""… and from answers that are all wrong."""
+
 
 def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     """The share of groups with a single reward, and why they have it."""
     yield from fading(evidence)
+    if none_right(evidence):
+        yield too_hard(evidence)
+        return
     steps, late = evidence.steps, evidence.steps[-quarter(evidence.steps) :]
     groups, same = total(steps, "groups"), total(steps, "same")
     much = groups and total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups")
@@ -47,6 +64,29 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
         yield constant(evidence, evidence.silent)
     elif much and at_least(same, groups) > ZERO_VARIANCE_LIMIT and not gained(evidence):
         yield constant(evidence, steps)
+
+
+def none_right(evidence: Evidence) -> bool:
+    """Whether so many training answers, and all of them, were wrong that this is no chance."""
+    surely = at_most(0, evidence.total("scored")) < SELDOM
+    return surely and evidence.none_right and not evidence.silent and not more_right(evidence)
+
+
+def too_hard(evidence: Evidence) -> Finding:
+    """Say that no training answer was right, whatever reward was paid for a part."""
+    n = evidence.total("scored")
+    text = f"none of {count(n)} training answers was right"
+    if any(facts.reward for facts in evidence.steps):
+        text += "; rewards were paid for parts only"
+    return problem(
+        "tasks-too-hard",
+        text,
+        seen=(n, n, "rollouts"),
+        since=evidence.since("scored"),
+        settings=("tasks.use", "algorithm.model", "algorithm.temperature"),
+        advice=_easier(evidence),
+        explains=TOO_HARD_EXPLAINS,
+    )
 
 
 def fading(evidence: Evidence) -> Iterator[Finding]:
@@ -88,6 +128,20 @@ def entropies(evidence: Evidence) -> tuple[Sequence[int], Sequence[float]]:
     return [s for s, _ in measured if s not in idle], [value for s, value in measured if s not in idle]
 
 
+def unsolved(evidence: Evidence) -> Iterator[Finding]:
+    """The training tasks that no rollout of any step was right on, if groups with a single reward left little to learn.
+
+    Where an update destroyed the policy, they say nothing of the tasks: `agentrig.view.diagnosis` leaves this out.
+    """
+    shown, values = figures.series(evidence.run, "zero_variance_groups")
+    last = mean(values[-figures.few(len(values)) :]) or 0.0
+    never = evidence.never_right
+    if shown and last > ZERO_VARIANCE_LIMIT and never and not evidence.none_right:
+        tried = len({task for facts in evidence.steps for task in facts.tried})
+        were = "was" if len(never) == 1 else "were"
+        yield Finding("warn", f"{count(len(never))} of {amount(tried, 'training task')} {were} right in no rollout")
+
+
 def _left(evidence: Evidence, latest: Sequence[int]) -> str:
     """Say what the groups with a single reward of the latest steps left to learn from: nothing, if all are wrong."""
     late = [facts for facts in evidence.steps if facts.step in latest]
@@ -95,16 +149,12 @@ def _left(evidence: Evidence, latest: Sequence[int]) -> str:
     if not wrong:
         return "little was left to learn from"
     if wrong == total(late, "groups"):
-        left = "every answer was wrong, so nothing could be learned"
-    else:
-        left = f"in {wrong} of these groups every answer was wrong, in {right} every answer was right"
-    never = len(_never_right(evidence.steps, late))
-    were = "task was" if never == 1 else "tasks were"
-    return f"{left}; {never} {were} never right: too hard for this model" if never else left
+        return "every answer was wrong, so nothing could be learned"
+    return f"in {wrong} of these groups every answer was wrong, in {right} every answer was right"
 
 
-def _never_right(steps: Sequence[StepFacts], late: Sequence[StepFacts]) -> set[str]:
-    """Return the tasks that are all wrong in the steps `late`, and were so before most groups had a single reward."""
+def _never_alive(steps: Sequence[StepFacts], late: Sequence[StepFacts]) -> set[str]:
+    """Return the tasks that taught nothing: all wrong in `late`, and so before most groups had a single reward."""
     alike = lasting(steps, mostly_alike) or late
     before = [facts for facts in steps if facts.step < alike[0].step]
     always = {task for facts in before for task in facts.stuck}
@@ -136,10 +186,9 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
     elif wrong > 0.9 * same:
         cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size, "algorithm.temperature")
         text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
-        advice = (
-            "Use a model that is sometimes right, easier tasks, or more rollouts a task. The shipped model mini knows "
-            f"only the SQL prompts of its recipe.{_warm_up(evidence)}"
-        )
+        if evidence.none_right:
+            text = f"none of {count(evidence.total('scored'))} training answers was right; {text}"
+        advice = _easier(evidence)
     elif answers > 0.9 * same:
         cause, settings = "no-exploration", ("algorithm.temperature", *size)
         text += f", and in {answers} all rollouts gave one and the same answer"
@@ -156,10 +205,7 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
         since=next((facts.step for facts in steps if facts.same), steps[0].step),
         settings=settings,
         advice=advice,
-        explains=(
-            *("learning-rate-too-small", "weights-unchanged"),
-            *("constant-reward", "zero-variance-groups", "low-entropy"),
-        ),
+        explains=CONSTANT_EXPLAINS,
     )
 
 
@@ -167,15 +213,56 @@ def _of(evidence: Evidence, steps: Sequence[StepFacts]) -> str:
     return "" if len(steps) == len(evidence.steps) else f" of {named([facts.step for facts in steps])}"
 
 
+def better_start(evidence: Evidence, late: Sequence[StepFacts]) -> str:
+    """Return what to do where most tasks that are still wrong were never right: no setting of training helps these."""
+    stuck = {task for facts in late for task in facts.stuck}
+    never = stuck & evidence.never_right
+    if 2 * len(never) <= len(stuck):
+        return ""
+    return (
+        f"{len(never)} of the {amount(len(stuck), 'task')} whose answers are all wrong at the end were never right in "
+        "training: start from a model that is right on such tasks sometimes (a longer warm-up, with a higher --until "
+        f"or without it, and with more labels), or use easier tasks.{_warm_up(evidence)}"
+    )
+
+
+def _easier(evidence: Evidence) -> str:
+    """Return what to do where the model is right too seldom to learn from its rewards."""
+    directory = evidence.run.directory
+    config = shlex.quote(str(directory / "config.toml"))
+    forecast = "" if script_of(directory) else f" Try a model before: agentrig forecast {config} algorithm.model=DIR"
+    return (
+        "Use a model that is sometimes right, easier tasks, or more rollouts a task. The shipped model mini knows only "
+        f"the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
+    )
+
+
 def _warm_up(evidence: Evidence) -> str:
     """Return the command that makes a starting model for the run's tasks; '' for those of a script, which it lacks."""
     run = evidence.run
-    n = int(number(dig(run.manifest, "data", "train", "tasks")) or 0)
-    if script_of(run.directory) or not n:
+    labels = most_labels(evidence, 200)
+    if script_of(run.directory) or not labels:
         return ""
-    labels = min(200, max(1, 3 * n // 4))  # the model is tried on the others
-    config = shlex.quote(str(run.directory / "config.toml"))
-    return f"\nMake one from a few right answers (docs/how-to/laptop.md): agentrig warmup {config} --labels {labels}"
+    out = free_name(Path("models") / str(run.manifest.get("recipe") or run.name))
+    return f"\nMake one from right answers (docs/how-to/laptop.md): {warm_up_command(evidence, labels, out)}"
+
+
+def warm_up_command(evidence: Evidence, labels: int, out: Path, *options: str) -> str:
+    """Return the command that makes a starting model with so many labels, in a folder of its own."""
+    config = evidence.run.directory / "config.toml"
+    return shlex.join(["agentrig", "warmup", str(config), "--labels", str(labels), *options, "--out", str(out)])
+
+
+def most_labels(evidence: Evidence, wanted: int) -> int:
+    """Return so many labels, but at most three quarters of the training tasks: the model is tried on the others."""
+    n = int(number(dig(evidence.run.manifest, "data", "train", "tasks")) or 0)
+    return min(wanted, max(1, 3 * n // 4)) if n else 0
+
+
+def free_name(path: Path) -> Path:
+    """Return a path, or with the first number from 2 on behind it, that does not exist yet."""
+    names = (path, *(path.with_name(f"{path.name}-{i}") for i in range(2, 1000)))
+    return next(name for name in names if not name.exists())
 
 
 def _collapsed(evidence: Evidence) -> Finding | None:
@@ -189,7 +276,7 @@ def _collapsed(evidence: Evidence) -> Finding | None:
     if at_most(total(early, "same"), total(early, "groups")) >= ZERO_VARIANCE_LIMIT:
         return None
     # tasks that were never right before do not show that the policy lost something
-    never = _never_right(steps, late)
+    never = _never_alive(steps, late)
     wrong = total(late, "same") - total(late, "same_right") - sum(facts.stuck.count(t) for facts in late for t in never)
     solved = at_least(wrong, total(late, "groups")) < 0.05
     if solved or difference(rewards_of(before), rewards_of(late)) > LIKELY:
@@ -218,7 +305,8 @@ def _collapsed(evidence: Evidence) -> Finding | None:
             "algorithm.clip_high",
             "algorithm.kl_loss_coef",
         ),
-        advice="Lower the learning rate; a higher temperature or clip_high, or a KL loss, keeps answers different.",
+        advice="Lower the learning rate; a higher temperature or clip_high, or a KL loss, keeps answers different."
+        f"\n{better_start(evidence, late)}".rstrip(),
         explains=("zero-variance-groups", "learning-rate-too-small", "weights-unchanged"),
     )
 

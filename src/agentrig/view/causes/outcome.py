@@ -18,7 +18,7 @@ from agentrig.text import amount
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of, total
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
-from agentrig.view.causes.groups import fading
+from agentrig.view.causes.groups import better_start, fading, free_name, most_labels, warm_up_command
 from agentrig.view.causes.policy import collapsed
 from agentrig.view.causes.trend import (
     LIKELY,
@@ -331,7 +331,9 @@ def no_more(evidence: Evidence) -> str:
     if fell := [found.text for found in collapsed(evidence) if found.level == "warn"]:
         return f"More steps would hardly help: {fell[0]}."
     signs = [found.text for found in fading(evidence) if found.level == "warn"]
-    if not signs or difference(rewards_of(steps[-2 * width : -width]), rewards_of(steps[-width:])) > LIKELY:
+    start = better_start(evidence, steps[-width:])
+    rises = difference(rewards_of(steps[-2 * width : -width]), rewards_of(steps[-width:])) > LIKELY
+    if not signs or (rises and not start):
         return ""
     same, right, wrong = (total(steps[-width:], key) for key in ("same", "same_right", "same_wrong"))
     cure = (
@@ -340,6 +342,8 @@ def no_more(evidence: Evidence) -> str:
     )
     if right > 0.9 * same:
         cure = "Use harder tasks."
+    elif start:
+        cure = start
     elif wrong > 0.9 * same:
         cure = "Use easier tasks, or a model that is sometimes right."
     return f"More steps would hardly help: {'; '.join(signs)}. {cure}"
@@ -416,8 +420,11 @@ def _more_labels(evidence: Evidence) -> str:
         labels = len(read_object(model / "warmup.json")["labels"])
     except (OSError, ValueError, KeyError, TypeError):
         return " (--labels)."
-    run = shlex.quote(str(evidence.run.directory / "config.toml"))
-    return f": agentrig warmup {run} --labels {4 * labels} --until 0.2 --out {shlex.quote(f'{model}-{4 * labels}')}"
+    more = most_labels(evidence, 4 * labels) or 4 * labels
+    if more <= labels:
+        return " than the training split has tasks for."
+    out = free_name(model.with_name(f"{model.name}-{more}"))
+    return f": {warm_up_command(evidence, more, out, '--until', '0.2')}"
 
 
 def _strings(value: Any) -> list[str]:

@@ -39,6 +39,10 @@ FALLEN = 0.7
 AT_ONCE = 2
 """A policy that teaches nothing more so many steps after its best ones, or fewer, was destroyed by an update."""
 
+NOTHING_LEFT = 0.05
+"""If less than this share of the reward is left after such an update, a tenth of the learning rate is still too much.
+"""
+
 LOW_ENTROPY = 0.1
 """Nats a token below which a policy hardly explores: at each token, the likeliest has a probability of about 0.98."""
 
@@ -143,11 +147,13 @@ def _far_below(
     """Say how far the reward fell, from which steps to which, and whether the policy was destroyed by it."""
     ends = [named([facts.step for facts in part]) for part in (best, late)]
     text = f"the mean reward fell from {high:.3g} ({ends[0]}) to {low:.3g} ({ends[1]})"
-    if total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups") and late[0].step - best[-1].step <= AT_ONCE:
-        alike = [f"{total(part, 'same')} of {amount(total(part, 'groups'), 'group')}" for part in (best, late)]
+    alike = total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups")
+    at_once = alike and late[0].step - best[-1].step <= AT_ONCE
+    if at_once:
+        shares = [f"{total(part, 'same')} of {amount(total(part, 'groups'), 'group')}" for part in (best, late)]
         text = (
-            f"an update destroyed the policy: {text}; all rollouts got the same reward in {alike[0]} before, and in "
-            f"{alike[1]} since then"
+            f"an update destroyed the policy: {text}; all rollouts got the same reward in {shares[0]} before, and in "
+            f"{shares[1]} since then"
         )
 
     def low_in(facts: StepFacts) -> bool:
@@ -156,15 +162,17 @@ def _far_below(
     fallen = lasting(evidence.steps, low_in) or late
     broken = " If it is not to blame: did the agent or the reward break in between?" if evidence.silent else ""
     lr = number(evidence.value("algorithm.lr"))
-    rate = f" ({lr / 10:.3g} instead of {lr:.3g})" if lr else ""
+    less, part = (100, "hundredth") if at_once and low < NOTHING_LEFT * high else (10, "tenth")
+    own = " or the recipe's own" if less == 100 else ""
+    rate = f" ({lr / less:.3g} instead of {lr:.3g})" if lr else ""
     return problem(
         "learning-rate-too-large",
         f"{text}{_signs(evidence)}",
         seen=(sum(map(low_in, fallen)), len(evidence.steps), "steps"),
         since=fallen[0].step,
         settings=(*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final"),
-        advice=f'Use a tenth of the learning rate{rate}, or warm it up (warmup_steps); algorithm.final = "best" keeps '
-        f"the best weights.{broken}",
+        advice=f'Use a {part} of the learning rate{rate}{own}, or warm it up (warmup_steps); algorithm.final = "best" '
+        f"keeps the best weights.{broken}",
         lost=min(1.0, 1 - low / high) if high > 0 else 1.0,
         explains=(
             "entropy-collapse",
