@@ -78,7 +78,6 @@ def test_the_estimate_is_what_an_update_holds(make_model, directory, way) -> Non
     assert need.peak == pytest.approx(real, rel=0.05)
 
 
-@pytest.mark.slow
 def test_the_estimate_of_adapters_knows_a_model_that_stays_in_16_bits(make_model, tokenizer, tmp_path) -> None:
     from agentrig_grpo import checkpoint
 

@@ -84,6 +84,7 @@ class Learner:
         host_memory: Returns the free bytes of host memory, for copies of what is saved; None if nobody needs to ask.
         lent: Name to digest of the model's frozen weights in its files, where they are the server's own: it gets
             adapters only, and is proven to have these weights still. None where they are the learner's.
+        start: What adapters are adapters of, see `agentrig_grpo.adapter_files.reference`; None to read the model.
 
     Attributes:
         share: Whether tokens that calls share are computed once.
@@ -106,12 +107,15 @@ class Learner:
         tokenizer: Any = None,
         host_memory: Callable[[], int] | None = None,
         lent: Mapping[str, str] | None = None,
+        start: Mapping[str, str] | None = None,
     ) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.ready: Callable[[], None] = lambda: None  # checks the memory when the model's server has new weights
         self._dtype, self._seed, self._lent = dtype, seed, lent
         self._bf16 = dtype == "bfloat16"
-        self._start = adapter_files.reference(model, lasting(config.model)) if config.lora_rank else {}
+        if start is None and config.lora_rank:
+            start = adapter_files.reference(model, lasting(config.model))
+        self._start: Mapping[str, str] = start or {}
         built = build(model, config, bf16=self._bf16, seed=seed, recomputed=recomputed, frozen_exact=frozen_exact)
         self.model, self.share, self.trained = built.model, built.share, built.trained
         self._reference, self._masters = built.reference, built.masters
@@ -504,11 +508,11 @@ class Learner:
 
     def save(self, directory: Path) -> None:
         """Write the model, or adapters and what their starting model is, and under `trainer/` what `load` needs."""
-        self._write(directory, self.state(), {} if self._start else checkpoint.weights(self.model))
+        self._write(directory, self.state(), {} if self.config.lora_rank else checkpoint.weights(self.model))
 
     def _write(self, directory: Path, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> None:
         dtype = getattr(torch, self._dtype)
-        if self._start:
+        if self.config.lora_rank:
             adapters, start = state["trained"], self._start
             adapter_files.save(self.model, self.tokenizer, directory, dtype=dtype, trained=adapters, start=start)
         else:
@@ -518,11 +522,11 @@ class Learner:
     def plan_saving(self) -> int:
         """Make room in host memory for `copied`; return about how many bytes `save` writes."""
         trained = list(self.trained.values())
-        model = [] if self._start else list(self.model.parameters())
+        model = [] if self.config.lora_rank else list(self.model.parameters())
         moments = optimizer_bytes(trained, self.config.optimizer)
         weights = sum(t.nbytes for t in trained)
         held = moments + sum(t.nbytes for t in model)
-        if self._start or self._masters is not None:
+        if self.config.lora_rank or self._masters is not None:
             held += weights
         free = None if self._host_memory is None else self._host_memory()
         if free is not None and held * HOST_MARGIN > free:
@@ -537,14 +541,14 @@ class Learner:
         kept = weights if self.config.final == "best" else 0
         written: torch.dtype = getattr(torch, self._dtype)
         model_bytes: int = written.itemsize * sum(t.numel() for t in model)
-        return moments + weights + kept + (weights if self._start else model_bytes)
+        return moments + weights + kept + (weights if self.config.lora_rank else model_bytes)
 
     def copied(self) -> Callable[[Path], None] | None:
         """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""
         if not self._copies:
             return None
         host, kept = self._host, self._kept
-        weights = {} if self._start else checkpoint.weights(self.model)
+        weights = {} if self.config.lora_rank else checkpoint.weights(self.model)
         copy = host.take({"trainer": self._state(), "model": weights})
 
         def write(directory: Path) -> None:
@@ -555,10 +559,10 @@ class Learner:
 
     def load(self, directory: Path) -> None:
         """Continue from what `save` wrote; see `agentrig.learners.Learner`."""
-        if self._start:
+        if self.config.lora_rank:
             adapter_files.check_start(directory, self._start)
         with trainer_files.fitting(directory):
-            if not self._start:
+            if not self.config.lora_rank:
                 weight_files(directory)
             self.load_state(trainer_files.read(directory))
 

@@ -109,6 +109,7 @@ def need_of(
                 chunk=chunk,
                 recomputed=recomputed,
                 frozen_exact=stored_in(directory, "BF16"),
+                start={},  # nothing is saved, and fake weights cannot be read
             )
         if not learner.share:
             raise NotImplementedError(f"the calls of a {settings.model_type} share no tokens")
