@@ -479,6 +479,17 @@ def test_with_a_limit_torch_gets_less_while_the_server_is_awake(monkeypatch) -> 
     assert len(shares) == 2, "without a limit nothing is set"
 
 
+def test_without_a_limit_torch_leaves_a_server_that_wakes_its_memory(monkeypatch) -> None:
+    """An audit of long rows took 134 of 140 GiB, and the server could not answer after it."""
+    plan, _, shares = limited(monkeypatch)
+    plan.fitting = attrs.evolve(plan.fitting, device=attrs.evolve(plan.fitting.device, limit=0))
+    plan.hold(updating=False)
+    plan.hold(updating=True)
+    device = plan.fitting.device
+    assert shares[0] * device.total + plan.fitting.server.memory(plan.choice.cache) <= device.total - device.others
+    assert shares[1] == 1
+
+
 def test_a_run_above_its_limit_says_so_once(monkeypatch, caplog) -> None:
     plan, learner, _ = limited(monkeypatch, others=0.6)  # this process's own part, on a card that nothing else uses
     used = 39.9

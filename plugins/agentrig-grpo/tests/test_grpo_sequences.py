@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from agentrig import Triplet
 from agentrig.forest import head
@@ -145,6 +146,16 @@ def test_a_gpus_log_probs_and_their_gradients_are_those_of_log_softmax(temperatu
     ours, theirs = (torch.autograd.grad(out, (hidden, weight), gradient) for out in (found, expected))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("rows", "products"), [(3, 2), (100, 1)])
+def test_the_gradient_of_a_frozen_head_is_not_computed(rows, products):
+    """It would be as large as the head: 1 GiB of 7B, in each pass with adapters."""
+    hidden, weight = torch.randn(10, 8, requires_grad=True), torch.randn(50, 8)
+    found, _ = head.logprobs(hidden, weight, torch.arange(10), 1.0, rows)
+    with FlopCounterMode(display=False) as counter:
+        found.sum().backward()
+    assert counter.get_total_flops() == products * 2 * 10 * 8 * 50  # that of the states, and chunks of logits again
 
 
 def test_only_a_plain_linear_head_in_bf16_on_a_gpu_is_computed_by_its_kernels(make_model):

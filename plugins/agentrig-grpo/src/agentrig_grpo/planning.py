@@ -102,19 +102,21 @@ class MemoryPlan:
         return {**found, "update": self.fitting.need(self.choice).peak} if self.known else found
 
     def hold(self, updating: bool) -> None:
-        """Where the run has a limit, let this process take what is left to the learner, and no more.
+        """Where the run has a limit, or its server sleeps, let this process take what is left to the learner, and no more.
 
         Before torch takes more it gives back what it keeps for later. So the proofs and the audit between updates,
-        while the server is awake, take no more than there is.
+        while the server is awake or is to wake, take no more than there is.
 
         Args:
             updating: Whether that is for an update: the server may sleep then.
         """
         device = self.fitting.device
-        if device.limit:
+        if device.limit or (device.accelerator and self.choice.sleeps):
             import torch
 
             most = self.fitting.left(self.choice, updating=updating) + self.fitting.serving(self.choice).of_torch
+            if updating and not device.limit:
+                most = device.total  # nothing is beside an update but what sleeps
             module = torch.get_device_module(device.name.split(":")[0])
             module.set_per_process_memory_fraction(max(0, most) / device.total)
 
