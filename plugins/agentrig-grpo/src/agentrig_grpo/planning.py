@@ -102,7 +102,7 @@ class MemoryPlan:
         return {**found, "update": self.fitting.need(self.choice).peak} if self.known else found
 
     def hold(self, updating: bool) -> None:
-        """Where the run has a limit, or its server sleeps, let this process take what is left to the learner, and no more.
+        """Where the run has a limit, or its server sleeps, let this process take what is left to the learner.
 
         Before torch takes more it gives back what it keeps for later. So the proofs and the audit between updates,
         while the server is awake or is to wake, take no more than there is.
