@@ -84,14 +84,14 @@ def check_start(directory: Path, start: Mapping[str, str]) -> None:
     """Check that a checkpoint's adapters belong to a starting model.
 
     Args:
-        directory: The checkpoint. Earlier versions wrote merged models, which do not name their starting model.
+        directory: The checkpoint.
         start: See `reference`.
 
     Raises:
         ConfigError: It is another model.
+        CheckpointDamaged: It does not name one.
     """
-    if (directory / STARTING_MODEL).is_file():
-        _compare(directory, _read(directory, STARTING_MODEL), start["digest"], start["model"])
+    _compare(directory, _read(directory, STARTING_MODEL), start["digest"], start["model"])
 
 
 def _compare(directory: Path, wanted: Mapping[str, str], digest: str, name: str) -> None:
