@@ -110,6 +110,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
     from agentrig.otlp.spans import spans_of
     from agentrig.run.damage import writing
     from agentrig.run.files import replacing
+    from agentrig.run.past import recorded_in
     from agentrig.run.rows import stored_rollouts
     from agentrig.settings import structure
     from agentrig.view.reading import mapping, read_run
@@ -135,7 +136,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
             stack.enter_context(writing(file, "another --file"))
             part = stack.enter_context(replacing(file, file.with_name(f".{file.name}.part")))
             out = stack.enter_context(part.open("w", encoding="utf-8"))
-        for batch in stored_rollouts(run / "rollouts", size=BATCH):
+        for batch in stored_rollouts(run / "rollouts", size=BATCH, recorded=recorded_in(run)):
             found = [span for rollout in batch for span in spans_of(rollout, origin)]
             if url is None:
                 out.write(json_line(found) + "\n")
