@@ -255,9 +255,10 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                     raise AgentrigError(f"{EDITED.format(name, now, was)}. Write {name} = {was!r} there again")
             there = RunDirectory(run)
             told, damaged = there.read_metrics()
-            progress = {}
+            progress, summary = {}, {}
             with suppress(RunFileError):  # the auditor says so of the links that need it
                 progress = there.read_json("progress.json")
+                summary = there.read_json("summary.json")
             ended = last_ended(there.checkpoints, progress, told)
             for text in losses(told, damaged, ended):
                 click.echo(f"agentrig: warning: {text}", err=True)
@@ -277,7 +278,8 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                     def tell(link: str, at: str = f"  step {one}{of}") -> None:
                         click.echo(f"{at}: looking at its {link} …", err=True)
 
-                    found.append(auditor.audit(one, begun=tell))
+                    stated = summary.get("accuracy") if one == summary.get("steps") else None
+                    found.append(auditor.audit(one, begun=tell, stated=stated))
                     if not as_json:
                         click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} parts compared")
                         for verdict in found[-1].verdicts:
