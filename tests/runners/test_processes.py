@@ -375,6 +375,27 @@ def test_the_siblings_of_a_rollout_that_stops_its_runner_start_again(model: Mode
     assert results["job-0"].message == "the runner process was stopped by a signal, 2 times"
 
 
+@pytest.mark.slow
+def test_the_siblings_of_a_rollout_that_keeps_the_interpreter_are_not_called_late(
+    model: ModelServer, start: Start
+) -> None:
+    """All of them ran past their deadline, and each was called late."""
+    pool = start(threads=4, deadline_s=2.0)
+    submit(pool, jobs(model, "slow", "holds", "slow"))
+    results = {r.id: r.outcome for r in drain(pool, 3, timeout_s=50)}
+    assert [results[f"job-{i}"].answer for i in (0, 2)] == ["odd"] * 2
+    assert results["job-1"].failure == "deadline"
+
+
+@pytest.mark.slow
+def test_without_retries_all_are_named_as_suspects(model: ModelServer, start: Start) -> None:
+    pool = start(threads=4, deadline_s=2.0, retries=0)
+    submit(pool, jobs(model, "stops", "slow"))
+    said = {r.outcome.message for r in drain(pool, 2, timeout_s=50)}
+    suspects = "2 rollouts were under way in it, and which of them did it is not known"
+    assert said == {f"the runner process was stopped by a signal; {suspects}"}
+
+
 @pytest.mark.parametrize("threads", [4, 1])
 def test_a_function_that_an_agent_replaces_changes_no_answer_of_its_siblings(
     threads: int, model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture

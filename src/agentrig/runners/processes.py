@@ -54,6 +54,12 @@ PRELOAD = (
 )
 """Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
 
+PING = "ping"
+"""Asks a runner for a sign of life: its main thread answers."""
+
+ANSWER_S = 2.0
+"""Seconds in which it must, unless none of its threads can run."""
+
 END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
 
@@ -114,7 +120,10 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
             break
         if message is None:
             break
-        jobs.put(message)
+        if message == PING:
+            send(b"alive")
+        else:
+            jobs.put(message)
     os._exit(0)  # threads may hang in the agent; this process has nothing left to save
 
 
@@ -225,11 +234,17 @@ class Pool(BasePool[_Worker]):
                 end_families([worker.process.pid], [worker.mark])
             worker.pipe.close()
 
-    def _stopped(self, worker: _Worker) -> bool:
+    def _stopped(self, worker: _Worker) -> str:
         try:
-            return bool(psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
-        except psutil.Error:
-            return False
+            if psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED:
+                return "was stopped by a signal"
+            if len(worker.jobs) > 1:
+                worker.pipe.send(PING)
+                if not worker.pipe.poll(ANSWER_S):
+                    return "could run nothing: native code kept Python's interpreter"
+        except (psutil.Error, OSError):
+            pass
+        return ""
 
     def _send(self, worker: _Worker, job: Job) -> bool:
         try:
@@ -292,6 +307,8 @@ class Pool(BasePool[_Worker]):
             return []
         if what == b"failed" and not worker.ready:
             raise AgentrigError(unquote(value.decode("ascii", "replace")))
+        if what == b"alive":
+            return []
         if what == b"changed" and worker.ready:
             worker.changed = cut(storable(unquote(value.decode("ascii", "replace"))), 200)
             return []
