@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import math
@@ -485,6 +486,52 @@ def test_a_reward_that_keeps_the_interpreter_ends_the_command_with_its_name_and_
     assert "this command is killed: the reward stuck ran past its budget of 0.2 s" in ended.stderr
     assert "(tasks that it judged then: held)" in ended.stderr
     assert "run.reward_process=true" in ended.stderr
+
+
+def held(task: Task, outcome: Outcome, budget_s: float) -> Score:
+    """Hold the interpreter for longer than the budget and its grace, and come back."""
+    ctypes.PyDLL(None).usleep(1_300_000 if task.id == "3" else 0)
+    return Score.ok(1.0)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_score_that_comes_back_after_the_budget_does_not_count(many: bool) -> None:
+    """Nothing ended a reward that held the interpreter for 15 s of its 3: its score was taken."""
+    made: Any = _Batch(lambda items: [held(*item, 0.1) for item in items]) if many else held
+    (score,) = Scorer(made, budget_s=0.1)(ITEMS[3:4])
+    assert score.status == "invalid"
+    assert "the reward ran past its budget of 0.1 s" in score.details["reason"]
+    job = Job(id="0", input=ITEMS[3], endpoint=NOWHERE)
+    assert json.loads(RewardWorker(made, 0.1).run_job(job))["status"] == "invalid"
+
+
+HELD = """
+import ctypes, sys
+from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
+from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.traces import Trace
+
+def held(task, outcome, budget_s):
+    ctypes.PyDLL(None).usleep(2_000_000 if task.id == "3" else 50_000)
+    return Score.ok(1.0)
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="held", summary="Holds the interpreter.", build=lambda config: held)
+
+if __name__ == "__main__":
+    judge = Scorer(held, budget_s=0.4, plan=RewardPlan(name="held", config={}, files=(sys.argv[0],), budget_s=0.4))
+    items = [(Task(id=str(i), input={}), Outcome(answer="a"), Trace(rollout_id="r")) for i in range(6)]
+    print(*(score.status for score in judge(items)))
+    judge.close()
+"""
+
+
+def test_only_the_outcome_that_held_the_interpreter_is_late(tmp_path: Path) -> None:
+    """Those judged beside it took as long: which one it was is known once each has a process."""
+    (tmp_path / "held.py").write_text(HELD)
+    done = subprocess.run([sys.executable, tmp_path / "held.py"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["ok"] * 3 + ["invalid"] + ["ok"] * 2, done.stderr
 
 
 STOPPED = """

@@ -110,6 +110,31 @@ def test_another_steps_file_in_a_files_place_is_called_a_changed_file(run: Path,
     assert found["advantages"]["causes"] == "a file of the run that was cut short or changed since"
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer/learner.pt"])
+def test_a_flipped_bit_of_a_checkpoint_is_no_fault_of_its_writer(run: Path, name: str) -> None:
+    file = run / "checkpoints" / "step-00002" / name
+    content = bytearray(file.read_bytes())
+    at = len(content) // 8 if name.endswith("pt") else len(content) - 1
+    content[at] ^= 64
+    file.write_bytes(content)
+    status, found = audited(run, "--step", "2")
+    wrong = [each for each in found.values() if each["result"] == "fault"]
+    assert status == 1
+    assert wrong
+    for each in wrong:
+        assert str(file) in each["detail"] + each["causes"], each
+        assert "how it is written" not in each["causes"]
+
+
+@pytest.mark.parametrize("name", ["progress.json", "summary.json"])
+def test_an_accuracy_that_was_edited_is_called_a_changed_file(run: Path, name: str) -> None:
+    change(run, name, ("after", "accuracy") if name == "progress.json" else ("accuracy", "after"), 0.123)
+    status, found = audited(run, "--step", "2")
+    assert (status, found["held-out"]["result"]) == (1, "fault")
+    assert f"{name} states the accuracy 0.1230 of the report of step 2" in found["held-out"]["detail"]
+    assert found["held-out"]["causes"].startswith(f"{name} was changed since the run wrote it, or")
+
+
 def swap_rewards(rows: list[dict[str, Any]]) -> None:
     other = next(i for i, row in enumerate(rows) if row["value"] != rows[0]["value"])
     rows[0]["value"], rows[other]["value"] = rows[other]["value"], rows[0]["value"]

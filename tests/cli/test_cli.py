@@ -149,10 +149,10 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
     source = (
         "import sys\nfrom agentrig.cli.entry import main\n"
         f"try:\n    main({list(words)!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules])\n"
+        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "HEAVY []", done.stdout[-300:] + done.stderr[-2000:]
+    assert done.stderr.splitlines()[-1] == "HEAVY []", done.stdout[-300:] + done.stderr[-2000:]
 
 
 # --- errors ---
@@ -535,8 +535,21 @@ def test_a_measurement_survives_a_file_that_cannot_be_written(here: Path, model:
 
 
 CHATTY = """
-import os
-from agentrig import AgentSpec, hookimpl
+import atexit, os
+from agentrig import AgentSpec, Task, TasksSpec, hookimpl
+
+atexit.register(print, "and when it ends")
+
+class Tasks:
+    splits = ("train", "validation", "test")
+    roles = {"train": "train", "validation": "validation", "report": "test"}
+
+    def __init__(self, config):
+        print("its task set")
+
+    def load(self, split):
+        print("and what that loads")
+        return [Task(id=f"{split}-{i}", input={"number": i}, private={"parity": "odd", "gold": ""}) for i in range(2)]
 
 def agent(task_input, endpoint):
     print("an agent that prints")
@@ -547,20 +560,27 @@ def agent(task_input, endpoint):
 def register_agents():
     print("and its module")
     yield AgentSpec(name="toy-chatty", summary="", build=lambda config: agent)
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="chatty-tasks", summary="", build=Tasks)
 """
 
 
-def test_stdout_has_only_json_whatever_an_agent_prints(here: Path, model: ModelServer, toy_file: str) -> None:
+@pytest.mark.parametrize("command", ["eval", "dev", "forecast"])
+def test_stdout_has_only_json_whatever_plugins_print(
+    here: Path, model: ModelServer, toy_file: str, command: str
+) -> None:
     (here / "chatty.py").write_text(CHATTY)
-    words = ["eval", "toy", "--plugin", toy_file, "--plugin", "chatty.py", "--agent", "toy-chatty", "--limit", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrig", *words, "--endpoint", model.url, "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["n"] == 2
-    for said in ("an agent that prints", "as do its programs", "and its module"):
+    words = [command, "toy", "--plugin", toy_file, "--plugin", "chatty.py", "--agent", "toy-chatty"]
+    words += ["--tasks", "chatty-tasks", "--limit", "2", "--json"]
+    model_of = ["algorithm.endpoint=" if command == "forecast" else "--endpoint", model.url]
+    words += ["".join(model_of)] if command == "forecast" else model_of
+    done = subprocess.run([sys.executable, "-m", "agentrig", *words], capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert {"eval": lambda: found["n"], "dev": lambda: len(found), "forecast": lambda: found["tasks"]}[command]() == 2
+    loads = ("its task set", "and what that loads", "and when it ends")
+    for said in ("an agent that prints", "as do its programs", "and its module", *loads):
         assert said in done.stderr
 
 

@@ -22,13 +22,13 @@ from agentrig.cli.options import find_checkpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunInUse
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
-from agentrig.run.past import contradictions, read_past
+from agentrig.run.past import contradictions, over_common, read_past
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 from agentrig.view import build_report, compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.page import view
-from agentrig.view.reading import read_run
+from agentrig.view.reading import columns_of, read_run
 from agentrig.view.watch.runs import Run
 
 pytestmark = pytest.mark.usefixtures("quick_images")
@@ -383,10 +383,11 @@ def test_a_file_that_the_run_did_not_write_is_named(
     [
         (
             *("progress.json", ("before", "accuracy")),
-            r"the accuracy before training is \S+ in progress\.json, and \S+ in rollouts/report-00000\.parquet: one of",
+            r"the accuracy before training is \S+ in progress\.json, and \S+ in rollouts/report-00000\.parquet: "
+            r"progress\.json was changed",
         ),
         ("progress.json", ("after", "reward"), r"the reward after training is \S+ in progress\.json"),
-        ("summary.json", ("accuracy", "before"), r"the accuracy before training is \S+ in summary\.json"),
+        ("summary.json", ("accuracy", "before"), r"the accuracy before training .*: summary\.json was changed"),
     ],
     ids=["before", "after", "summary"],
 )
@@ -404,6 +405,23 @@ def test_a_record_that_contradicts_itself_is_not_resumed(
     assert re.search(rf"the record contradicts itself: {said}", done.stderr), done.stderr
     assert "Nothing was changed" in done.stderr
     assert re.search(said, str(diagnose(run)))
+
+
+def test_no_reader_shows_a_figure_of_a_file_of_another_run(finished: Path) -> None:
+    """A resume blamed progress.json for such a file, and reports were made of it."""
+    shutil.copy(finished / "rollouts" / "report-00003.parquet", finished / "rollouts" / "report-00000.parquet")
+    said = "rollouts/report-00000.parquet: changed since the run wrote it"
+    data = read_run(finished)
+    (first,) = [file for file in data.of_mode("report") if file.step == 0]
+    assert (columns_of(first, ("value",)), data.missing) == (None, [said])
+    assert (read_past(RunDirectory(finished)).warnings, over_common(finished, 3)) == ([said], ({}, ""))
+    out = str(finished / "sent.jsonl")
+    done = CliRunner().invoke(main, ["export-traces", str(finished), "--file", out])
+    assert (done.exit_code, "report-00000.parquet" in done.stderr, "was changed since" in done.stderr) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_validation_that_contradicts_its_rollouts_is_named(finished: Path) -> None:

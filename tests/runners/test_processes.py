@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import multiprocessing
 import os
 import queue
+import random
 import re
 import signal
 import subprocess
@@ -28,6 +30,7 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
 from agentrig.processes import forks
+from agentrig.processes.shared import SharedInterpreter
 from agentrig.runners.attempt import failure_kind, run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -370,6 +373,66 @@ def test_the_siblings_of_a_rollout_that_stops_its_runner_start_again(model: Mode
     assert [results[f"job-{i}"].answer for i in (1, 2, 3)] == ["odd"] * 3
     assert results["job-0"].failure == "runner-died"
     assert results["job-0"].message == "the runner process was stopped by a signal, 2 times"
+
+
+@pytest.mark.slow
+def test_the_siblings_of_a_rollout_that_keeps_the_interpreter_are_not_called_late(
+    model: ModelServer, start: Start
+) -> None:
+    """All of them ran past their deadline, and each was called late."""
+    pool = start(threads=4, deadline_s=2.0)
+    submit(pool, jobs(model, "slow", "holds", "slow"))
+    results = {r.id: r.outcome for r in drain(pool, 3, timeout_s=50)}
+    assert [results[f"job-{i}"].answer for i in (0, 2)] == ["odd"] * 2
+    assert results["job-1"].failure == "deadline"
+
+
+@pytest.mark.slow
+def test_without_retries_all_are_named_as_suspects(model: ModelServer, start: Start) -> None:
+    pool = start(threads=4, deadline_s=2.0, retries=0)
+    submit(pool, jobs(model, "stops", "slow"))
+    said = {r.outcome.message for r in drain(pool, 2, timeout_s=50)}
+    suspects = "2 rollouts were under way in it, and which of them did it is not known"
+    assert said == {f"the runner process was stopped by a signal; {suspects}"}
+
+
+@pytest.mark.parametrize("threads", [4, 1])
+def test_a_function_that_an_agent_replaces_changes_no_answer_of_its_siblings(
+    threads: int, model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`json.loads = lambda text: {}`: rollouts beside it and after it read empty answers of the model."""
+    pool = start(threads=threads)
+    submit(pool, jobs(model, "replaces", "slow", "slow", "", "slow", ""))
+    results = {r.id: r.outcome for r in drain(pool, 6, timeout_s=50)}
+    assert [results[f"job-{i}"].answer for i in range(1, 6)] == ["odd"] * 5
+    if threads == 1:  # it is alone in its process: the next rollout begins with what there was
+        assert pool.replaced == 0
+        return
+    assert results["job-0"].failure == "agent-error"
+    assert results["job-0"].message.startswith("the agent replaced json.loads of the interpreter, and it is put back")
+    assert "runners.threads=1, or a program" in results["job-0"].message
+    assert "died (a rollout in it replaced json.loads of the interpreter)" in caplog.text
+
+
+def test_what_rollouts_share_is_compared_in_a_fifth_of_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedInterpreter(several=True)
+    rounds = []
+    for _ in range(200):
+        before = time.perf_counter()
+        shared.end(shared.begin())
+        rounds.append(time.perf_counter() - before)
+    assert min(rounds) < 0.0002
+    for owner, name in (
+        (httpx.Client, "send"),
+        (time, "time"),
+        (random, "random"),
+        (os, "environ"),
+        (builtins, "open"),
+    ):
+        first, turn = shared.begin(), shared.begin()
+        monkeypatch.setattr(owner, name, lambda *_: {})
+        assert [each.rpartition(".")[2] for each in shared.end(turn)] == [name]
+        assert (shared.end(first), first.beside, turn.beside) == ([], True, True)
 
 
 def sleeping(word: str) -> list[psutil.Process]:

@@ -501,7 +501,7 @@ FAULTS = {
         settings=("algorithm.validate_every=1", "run.validation_tasks=2"),
         code="from agentrig.run import session\nreal = session.RunSession._line\n"
         "session.RunSession._line = lambda self, *given: {**real(self, *given), 'validation_accuracy': 0.987}",
-        names="the validation of step 1 states the accuracy 0.9870",
+        names="metrics.jsonl states the accuracy 0.9870 of the validation of step 1",
     ),
     "the summary states another accuracy": Fault(
         link="held-out",

@@ -138,6 +138,10 @@ def misbehave(do, task_input):
         time.sleep(1.0)  # the child comes back first
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if do == "holds":
+        ctypes.PyDLL(None).usleep(20_000_000)
+    if do == "replaces":
+        json.loads = lambda text: {}
     if do == "prints":
         for _ in range(2000):
             os.write(1, b"printed " * 125)

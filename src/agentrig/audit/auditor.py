@@ -90,8 +90,23 @@ class Auditor:
                     continue
                 begun(link)
                 verdicts = [attrs.evolve(verdict, link=link) for verdict in _tried(link, look(looked_at))]
-                found += [each for each in verdicts if each.result == "fault"] or verdicts
+                wrong = [each for each in verdicts if each.result == "fault"]
+                if wrong and link in OF_WEIGHTS:
+                    wrong = _of_changed_files(wrong, looked_at)
+                found += wrong or verdicts
         return Audited(step=step, verdicts=found, seconds=time.perf_counter() - start)
+
+
+def _of_changed_files(wrong: list[Verdict], step: Step) -> list[Verdict]:
+    """Return the faults, caused by the checkpoint's files that were changed since the run wrote them, if any were."""
+    try:
+        changed = step.changed
+    except RunFileError as damaged:
+        changed = [str(damaged)]
+    if not changed:
+        return wrong
+    cause = f"{', '.join(changed)}: changed since the run wrote it. Restore it from a copy"
+    return [attrs.evolve(each, causes=cause) for each in wrong]
 
 
 def _tried(link: str, verdicts: Iterator[Verdict]) -> Iterator[Verdict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -23,6 +24,9 @@ from agentrig.traces import items, mapping
 if TYPE_CHECKING:
     import torch
 
+
+PIECE = 16 << 20
+"""Bytes of a file that are digested at once, in the list of a checkpoint's files."""
 
 OUTCOME = ("id", "task_id", "group", "value", "correct", "status", "answer", "details", "call_values")
 """The columns of a file of rollouts that are small."""
@@ -198,6 +202,24 @@ class Step:
                 raise ValueError(f"it is not what the run saved ({file.stat().st_size} bytes{were})") from None
         return found
 
+    @cached_property
+    def changed(self) -> Sequence[str]:
+        """The files of its checkpoint, and of the one before, whose digest is another than that which the run listed.
+
+        They are read once a link does not hold.
+        """
+        found = []
+        for at in (self.number, self.number - 1):
+            listed = self.folder(at) / ".files.json"
+            if not listed.is_file():
+                continue
+            with readable(listed):
+                files = mapping(json.loads(read_text(listed)))
+            for name, (_, digest) in files.items():
+                if not (file := listed.parent / name).is_file() or _digest(file) != digest:
+                    found.append(str(file))
+        return found
+
     def weights(self, version: int) -> Weights:
         """Return the weights of a version: kept from an audited step, of a checkpoint, or the starting model.
 
@@ -234,3 +256,12 @@ class Step:
         if not self.told("digests").get("merged", True):
             return first, attrs.evolve(first, dtype=torch.bfloat16)
         return attrs.evolve(first, rounded=torch.bfloat16), attrs.evolve(first, dtype=torch.bfloat16)
+
+
+def _digest(file: Path) -> str:
+    """Return a file's digest as lists of checkpoints have it: BLAKE2b of the digests of its pieces."""
+    pieces = []
+    with file.open("rb") as data:
+        while piece := data.read(PIECE):
+            pieces.append(hashlib.blake2b(piece, digest_size=16).digest())
+    return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()

@@ -187,12 +187,13 @@ def held_out(step: Step) -> Iterator[Verdict]:
             when = "before" if at == 0 else "after"
             if mode == "validation":
                 start, line = progress.get("validation_before"), record.lines.get(at, {})
-                yield from _accuracy(rows, line.get("validation_accuracy") if at else start, of)
+                told, where = (line.get("validation_accuracy"), "metrics.jsonl") if at else (start, "progress.json")
+                yield from _accuracy(rows, told, of, where)
             elif at in (0, max(measured)) and when in progress:
-                yield from _accuracy(rows, progress[when].get("accuracy"), of)
+                yield from _accuracy(rows, progress[when].get("accuracy"), of, "progress.json")
                 both = [row for row in rows if all(row.task_id in end for end in ends)]
-                yield from _accuracy(both, mapping(shared.get(when)).get("accuracy"), of)
-                yield from _accuracy(both, (step.stated or {}).get(when), of)
+                yield from _accuracy(both, mapping(shared.get(when)).get("accuracy"), of, "progress.json")
+                yield from _accuracy(both, (step.stated or {}).get(when), of, "summary.json")
     if not looked:
         given = "" if step.record.demonstrations in ("", TASKS) else GIVEN
         raise CannotLook(f"{given}nothing was measured at the start and at step {step.number}")
@@ -289,13 +290,14 @@ def _answers(step: Step, rows: Sequence[Row], calls: Sequence[Call], role: str) 
         yield Verdict(result=UNSEEN, detail=str(why))
 
 
-def _accuracy(rows: Sequence[Row], stated: float | None, of: str) -> Iterator[Verdict]:
+def _accuracy(rows: Sequence[Row], stated: float | None, of: str, where: str) -> Iterator[Verdict]:
     valid = [row.correct for row in rows if row.correct is not None]
     found = sum(valid) / len(rows) if rows else None
     without = sum(valid) / len(valid) if valid else None
     if stated is not None and all(one is None or not abs(one - stated) <= 1e-9 for one in (found, without)):
-        detail = f"{of} states the accuracy {stated:.4f}; {len(rows)} rollouts give {found:.4f}"
-        yield fault(detail, "the measurement counts other rollouts than those of the file")
+        detail = f"{where} states the accuracy {stated:.4f} of {of}; {len(rows)} rollouts give {found:.4f}"
+        cause = f"{where} was changed since the run wrote it, or the measurement counts other rollouts than those of "
+        yield fault(detail, f"{cause}the file")
 
 
 def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdict]:

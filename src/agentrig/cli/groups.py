@@ -81,6 +81,9 @@ class Group(NearestGroup):
     }
     """All of them."""
 
+    prints_json = False
+    """Whether a command prints JSON to stdout, and all else goes to stderr."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
         return list(self.lazy)
@@ -117,6 +120,9 @@ class Group(NearestGroup):
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
             raise
         finally:
+            if self.prints_json:  # what plugins print at exit is no JSON
+                with contextlib.suppress(OSError):
+                    os.dup2(2, 1)
             end_left(status)
 
     def main(self, *args: Any, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from agentrig.cli.groups import Group
 from agentrig.plugins.specs import PURPOSES, RUN_KINDS
 from agentrig.prompting import PROMPTS_FILE, read_prompts
 
@@ -150,6 +152,32 @@ def stdout_to_stderr(do: bool = True) -> Iterator[TextIO]:
         sys.stderr.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+JSON_OUTPUT = "agentrig.json"
+"""In a context's `meta`: the true stdout of a command that was asked for JSON."""
+
+
+def json_option(help: str) -> Callable[[F], F]:
+    """Add `--json`: all that is printed meanwhile, by plugins too, goes to stderr; `print_json` prints to stdout.
+
+    That holds from the parsing of the words until the process ends, whatever the command imports, loads or calls.
+    """
+
+    def begin(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
+        if as_json and JSON_OUTPUT not in context.meta:
+            context.meta[JSON_OUTPUT] = context.with_resource(stdout_to_stderr())
+            program = context.find_root().command
+            if isinstance(program, Group):
+                program.prints_json = True
+        return as_json
+
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=begin, help=help)
+
+
+def print_json(value: Any, **options: Any) -> None:
+    """Print the output of a command with `json_option`; `options` are those of `json.dumps`."""
+    click.echo(json.dumps(value, **options), file=click.get_current_context().meta[JSON_OUTPUT])
 
 
 def _number(file: TextIO) -> int | None:

@@ -11,6 +11,7 @@ from agentrig.errors import AgentrigError
 from agentrig.importing.calls import Found, line_of, rollout_fault
 from agentrig.ledger import DUPLICATE, LEFT_OUT_BY_ADAPTER, OTHER_SERVER, REASONS, UNMATCHED_MODEL, UNMATCHED_NODE
 from agentrig.rollouts import Rollout
+from agentrig.run.past import recorded_in
 from agentrig.run.rows import stored_rollouts
 from agentrig.traces import LLM_CALL, mapping
 from agentrig.view.beside import calls_of
@@ -34,7 +35,7 @@ def run_calls(directory: Path, min_reward: float | None) -> Iterator[Found]:
     if not run.of_mode("train"):
         raise AgentrigError("\n  ".join([f"{directory} has no rollouts of training", *run.unread]))
     model = str(dig(run.config, "algorithm", "model") or "")
-    for rollouts in stored_rollouts(directory / "rollouts", size=64):
+    for rollouts in stored_rollouts(directory / "rollouts", size=64, recorded=recorded_in(directory)):
         entries, damage = calls_of(directory, [{"id": r.id, "mode": r.mode, "step": r.step} for r in rollouts])
         if damage:
             raise AgentrigError(f"{directory}: {damage[0]}")

@@ -34,6 +34,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.damage import read_object
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.metrics import line_of
+from agentrig.run.past import recorded_in
 from agentrig.run.rows import stored_rollouts
 from agentrig.tasks import Task, tasks_of_step
 from agentrig.text import amount, json_text
@@ -197,7 +198,8 @@ def accepted(path: Path, tasks: Sequence[Task]) -> tuple[list[Rollout], str]:
     if not (path / "config.toml").is_file():
         raise ConfigError(f"algorithm.demonstrations = {path}: the folder is no run directory, it has no config.toml")
     known, found, strange, read = {task.id: task for task in tasks}, dict[tuple[str, str], Rollout](), 0, 0
-    for batch in stored_rollouts(path / "rollouts", size=64, pattern="train-[0-9]*.parquet"):
+    written = recorded_in(path)
+    for batch in stored_rollouts(path / "rollouts", recorded=written, size=64, pattern="train-[0-9]*.parquet"):
         read += len(batch)
         for rollout in sorted(batch, key=lambda r: r.id):
             if rollout.correct:

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
@@ -18,8 +19,8 @@ from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFi
 from agentrig.figures import amount, number
 from agentrig.ledger import totals
 from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_digests, saved_digests, verify
-from agentrig.run.damage import CURES, NOT_ALLOWED, entries, reading
-from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
+from agentrig.run.damage import CURES, NOT_ALLOWED, entries, read_object, reading
+from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, read_metrics, stays, table_name
 from agentrig.run.files import sha256_of
 from agentrig.run.rows import rollout_schema
 from agentrig.run.trends import Guards
@@ -48,7 +49,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 SHOWN = 8
 """So many steps or files are named in a warning."""
 
-CONTRADICTED = "the record contradicts itself: {} is {:.6g} in {}, and {:.6g} in {}: one of the two files was changed"
+CONTRADICTED = "the record contradicts itself: {} is {:.6g} in {}, and {:.6g} in {}: {} was changed"
 """What is told of a measurement, with its two values and their files."""
 
 RESTORE = "Restore it from a copy"
@@ -263,39 +264,52 @@ def contradictions(
         lines: Those of `metrics.jsonl` whose validation counts.
     """
 
-    def apart(where: str, what: str, stated: Any, file: str, found: Any) -> Iterator[tuple[str, str]]:
+    def apart(where: str, what: str, stated: Any, file: str, found: Any, known: str = "") -> list[tuple[str, str]]:
+        """Return the words if the two differ; `known` is the file of rollouts that is as the run wrote it."""
         ours, theirs = number(stated), number(found)
-        if ours is not None and theirs is not None and abs(ours - theirs) > 1e-9 * max(1, abs(theirs)):
-            yield where, CONTRADICTED.format(what, ours, where, theirs, file)
+        if ours is None or theirs is None or abs(ours - theirs) <= 1e-9 * max(1, abs(theirs)):
+            return []
+        changed = where if known in recorded else "one of the two files"
+        return [(where, CONTRADICTED.format(what, ours, where, theirs, file, changed))]
 
     ends = [name for name, _ in _measured_files(progress) if is_end(Path(name))]
+    recorded = recorded_digests(lines, progress)
+
+    def measured(file: str) -> Mapping[str, Any]:
+        """Return the figures of a file that is as the run wrote it: else the file was changed, and none is compared."""
+        return _figures_of(run / file) if file and is_as_written(run / file, recorded.get(file)) else {}
+
     shown = stated_ends(progress)
     for when, file in (("before", table_name("report", 0)), ("after", ends[0] if len(ends) == 1 else "")):
-        found = _figures_of(run / file)
+        found = measured(file)
         for key in ("accuracy", "reward", "n"):
             what = f"the {key} {when} training"
-            yield from apart("progress.json", what, _under(progress, when, key), file, found.get(key))
-            yield from apart(
-                "summary.json", what, _under(summary, key, when), "progress.json", _under(shown, when, key)
-            )
+            wrong = apart("progress.json", what, _under(progress, when, key), file, found.get(key), file)
+            yield from wrong
+            proven = file if found and not wrong else ""
+            stated = _under(summary, key, when)
+            yield from apart("summary.json", what, stated, "progress.json", _under(shown, when, key), proven)
     file = table_name("validation", 0)
-    found = _figures_of(run / file)
+    found = measured(file)
     for key, name in (("accuracy", "validation_before"), ("reward", "validation_reward_before")):
         what = f"the validation {key} before training"
-        yield from apart("progress.json", what, progress.get(name), file, found.get(key))
+        yield from apart("progress.json", what, progress.get(name), file, found.get(key), file)
     for line in lines:
         file = table_name("validation", line["step"])
         if dict(_files(line)).get("validation") == _digest(run / file):  # a resumed run measures its checkpoint anew
             found = _figures_of(run / file)
             for key in ("accuracy", "reward"):
                 what = f"the validation {key} of step {line['step']}"
-                yield from apart("metrics.jsonl", what, line.get(f"validation_{key}"), file, found.get(key))
+                yield from apart("metrics.jsonl", what, line.get(f"validation_{key}"), file, found.get(key), file)
 
 
 def reward_contradictions(run: Path, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the steps whose reward in `metrics.jsonl` is not the mean of the rollouts in their file, in words."""
     for line in lines:
         told, name = number(line.get("reward")), table_name("train", line["step"])
+        recorded = dict(_files(line)).get("train")
+        if not is_as_written(run / name, recorded):
+            continue
         found = _figures_of(run / name)
         mean = found.get("reward")
         if told is None or mean is None or line.get("rollouts") != found["rollouts"]:
@@ -303,7 +317,8 @@ def reward_contradictions(run: Path, lines: Sequence[Mapping[str, Any]]) -> Iter
         if abs(told - mean) > 1e-9 * max(1, abs(mean)):
             yield (
                 f"the record contradicts itself: step {line['step']} has the reward {told:.6g} in metrics.jsonl, and "
-                f"its {found['n']} rollouts in {name} have the mean {mean:.6g}: one of the two files was changed"
+                f"its {found['n']} rollouts in {name} have the mean {mean:.6g}: "
+                + ("metrics.jsonl was changed" if recorded else "one of the two files was changed")
             )
 
 
@@ -324,7 +339,11 @@ def over_common(run: Path, step: int) -> tuple[dict[str, Any], str]:
         same, as they are unless a resume changed `run.report_tasks`, or if a file is gone or can't be read; the first
         is if no task is in both.
     """
-    first, last = (_scored(run / table_name("report", at)) or [] for at in (0, step))
+    recorded: Mapping[str, str] = {}
+    with suppress(RunFileError):
+        recorded = dict(_measured_files(read_object(run / "progress.json")))
+    names = [table_name("report", at) for at in (0, step)]
+    first, last = ((is_as_written(run / n, recorded.get(n)) and _scored(run / n)) or [] for n in names)
     ids = [{row["task_id"] for row in rows} for rows in (first, last)]
     if not first or not last or ids[0] == ids[1]:
         return {}, ""
@@ -552,8 +571,7 @@ def changed_files(
     """
     measured = dict(_measured_files(progress))
     by_step = {line["step"]: dict(_files(line)) for line in lines}
-    stated = {table_name(kind, at): digest for at, files in by_step.items() for kind, digest in files.items()}
-    stated |= measured
+    stated = recorded_digests(lines, progress)
     known = {at for at, files in by_step.items() if files}
     there = {
         f"{f.parent.name}/{f.name}": (match[1], int(match[2]))
@@ -579,6 +597,33 @@ def changed_files(
     return [
         f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names
     ]
+
+
+def recorded_digests(lines: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of the files of rollouts and calls as the run wrote them, by their place in its directory.
+
+    Args:
+        lines: Those of `metrics.jsonl` that hold a step.
+        progress: `progress.json`.
+    """
+    found = {table_name(kind, line["step"]): digest for line in lines for kind, digest in _files(line)}
+    return found | dict(_measured_files(progress))
+
+
+def recorded_in(run: Path) -> dict[str, str]:
+    """Return the digests of `recorded_digests` as a run directory has them; none of what cannot be read."""
+    lines: list[dict[str, Any]] = []
+    progress: Mapping[str, Any] = {}
+    with suppress(OSError, RunFileError):
+        lines, _ = read_metrics((run / "metrics.jsonl").read_text("utf-8", "replace"))
+    with suppress(OSError, RunFileError):
+        progress = read_object(run / "progress.json")
+    return recorded_digests(lines, progress)
+
+
+def is_as_written(file: Path, recorded: str | None) -> bool:
+    """Whether a file has the digest that the run recorded; True if it recorded none."""
+    return recorded is None or _digest(file) in (recorded, "")  # one that is gone or closed is another fault
 
 
 def _files(stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from agentrig.agents import Outcome
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.damage import entries, reading
+from agentrig.run.files import sha256_of
 from agentrig.tasks import Task
 from agentrig.text import json_text, names_secret, storable
 from agentrig.traces import RETURNED, SERVER, Span, Trace, reply_of
@@ -129,22 +130,27 @@ def call_schema(pa: Any) -> Any:
     return pa.schema([*types.items(), *own.items()])
 
 
-def stored_rollouts(folder: Path, *, size: int, pattern: str = "[a-z]*-[0-9]*.parquet") -> Iterator[list[Rollout]]:
+def stored_rollouts(
+    folder: Path, *, size: int, pattern: str = "[a-z]*-[0-9]*.parquet", recorded: Mapping[str, str] | None = None
+) -> Iterator[list[Rollout]]:
     """Yield the rollouts of all files of a run, without triplets and private parts, `size` at a time.
 
     Args:
         folder: The run's folder `rollouts`.
         size: How many at most.
         pattern: Of the files' names.
+        recorded: The SHA-256 of its files as the run wrote them (`agentrig.run.past.recorded_in`), if they are known.
 
     Raises:
-        agentrig.errors.RunFileError: A file is damaged; the message says which.
+        agentrig.errors.RunFileError: A file is damaged, or was changed since the run wrote it; the message says which.
     """
     import pyarrow.parquet as pq
 
     for file in (f for f in entries(folder) if fnmatch(f.name, pattern)):
         cure = "Restore it from a copy, or remove it: its rollouts are then left out"
         with reading(file, cure):
+            if (digest := (recorded or {}).get(f"{folder.name}/{file.name}")) and sha256_of(file) != digest:
+                raise ValueError("it was changed since the run wrote it")
             batches = pq.ParquetFile(file).iter_batches(batch_size=size)
         while True:
             with reading(file, cure):

@@ -20,6 +20,7 @@ from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import forks_ended, no_silent_end
+from agentrig.processes.shared import CURE, InterpreterChanged, SharedInterpreter, listed
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
 from agentrig.text import cut, masked, plain_json, storable, whole_json, words_of
@@ -192,14 +193,40 @@ def _number(reward: Any) -> float | None:
     return number
 
 
-def packed(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> bytes:
-    """Run a rollout and return its `Result`, packed; never raises, so that no rollout waits for its deadline."""
-    started = time.monotonic()
+def packed(
+    agent: Agent,
+    job: Job,
+    loop: asyncio.AbstractEventLoop | None = None,
+    shared: SharedInterpreter | None = None,
+) -> bytes:
+    """Run a rollout and return its `Result`, packed. An error is one, so that no rollout waits for its deadline.
+
+    Args:
+        agent: As in `run_agent`, and so are the next two.
+        job: The rollout.
+        loop: The event loop.
+        shared: Compares what the rollouts of this process share; what this one has replaced is put back.
+
+    Raises:
+        InterpreterChanged: Something was replaced while other rollouts were under way here.
+    """
+    started, why, result = time.monotonic(), "", None
+    turn = shared.begin() if shared is not None else None
     try:
-        return run_agent(agent, job, loop).packed()
+        result = run_agent(agent, job, loop)
+        data = result.packed()
     except BaseException as error:
-        message = f"the rollout's result cannot be sent from its process: {words_of(error)}"
-        return job.failed("agent-error", message, started).packed()
+        why = f"the rollout's result cannot be sent from its process: {words_of(error)}"
+    if shared is not None and turn is not None and (replaced := shared.end(turn)):
+        if turn.beside:
+            raise InterpreterChanged(replaced)
+        said = f"the agent replaced {listed(replaced)} of the interpreter, and it is put back"
+        if shared.several:
+            why = f"{said}: {CURE}"
+        elif result is not None:
+            log.info("%s: the next rollout begins without it", said)
+            why, data = "", result.packed()
+    return job.failed("agent-error", why, started).packed() if why else data
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

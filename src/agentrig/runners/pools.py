@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -128,9 +129,12 @@ class BasePool(abc.ABC, Generic[W]):
     def _kill(self, worker: W) -> None:
         """End a runner, and release its resources."""
 
-    def _stopped(self, worker: W) -> bool:
-        """Whether a signal has stopped a runner, so that none of its rollouts could go on."""
-        return False
+    def _stopped(self, worker: W) -> str:
+        """Return why none of a runner's rollouts could go on, such as a signal that has stopped it; '' if they could.
+
+        Asked of one with a late rollout: with others under way it is not known which of them is the cause.
+        """
+        return ""
 
     def start(self) -> None:
         """Start the missing runners; they build the agent in the background."""
@@ -234,11 +238,12 @@ class BasePool(abc.ABC, Generic[W]):
                 raise AgentrigError(
                     f"{self.runs[1]} of {self.builds} {self._plan.name} die before they have built it{early}"
                 )
-        failed = []
+        failed, beside = [], len(worker.jobs) - 1
+        suspects = f"; {beside + 1} rollouts were under way in it, and which of them did it is not known"
         for job, started in worker.jobs.values():
             lost = self._lost.pop(job.id, 0) + 1
             if lost > self.retries:
-                failed.append(job.failed("runner-died", died(lost), started))
+                failed.append(job.failed("runner-died", died(lost) + (suspects if beside else ""), started))
             else:
                 self._lost[job.id] = lost
                 self._waiting.appendleft(job.again())
@@ -247,6 +252,10 @@ class BasePool(abc.ABC, Generic[W]):
     def _process(self) -> str:
         """Return what the process of a runner is called in the message of a rollout."""
         return "the runner process"
+
+    def _stopped_words(self, why: str, times: int) -> str:
+        """Say what has become of a rollout in a runner that `_stopped` tells of."""
+        return f"{self._process()} {why}{counted(times)}"
 
     def _late_words(self, worker: W, jobs: Sequence[Job]) -> str:
         """Say that a runner is killed, because these jobs of it ran too long."""
@@ -287,10 +296,8 @@ class BasePool(abc.ABC, Generic[W]):
             stopped = self._stopped(worker)
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
-                failed += self._remove_dead(
-                    worker, "", lambda times: f"{self._process()} was stopped by a signal{counted(times)}"
-                )
-                log.warning("%s was stopped by a signal and is killed", worker.title)
+                failed += self._remove_dead(worker, "", partial(self._stopped_words, stopped))
+                log.warning("%s %s and is killed", worker.title, stopped)
                 continue
             self._workers.remove(worker)
             self.replaced += 1

@@ -33,6 +33,7 @@ from agentrig.processes.ends import SIGNALS, ending
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
 from agentrig.processes.scratch import remove_left
+from agentrig.processes.shared import CURE, InterpreterChanged, SharedInterpreter
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker, counted
 from agentrig.text import cut, storable, words_of
@@ -52,6 +53,12 @@ PRELOAD = (
     "langchain_core.tracers.context",
 )
 """Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
+
+PING = "ping"
+"""Asks a runner for a sign of life: its main thread answers."""
+
+ANSWER_S = 2.0
+"""Seconds in which it must, unless none of its threads can run."""
 
 END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
@@ -88,10 +95,16 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
     gc.collect()
     gc.freeze()  # what the agent has built stays: it is not searched for cycles again
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    shared = SharedInterpreter(several=threads > 1) if who == "agent" else None
 
     def serve() -> None:
         while (job := jobs.get()) is not None:
-            send(b"result", quote(job.id, safe="").encode(), packed(agent, job, loop))
+            try:
+                result = packed(agent, job, loop, shared)
+            except InterpreterChanged as changed:  # by one of those under way: each is lost, and starts again alone
+                send(b"changed", quote(str(changed), safe="").encode())
+                os._exit(1)
+            send(b"result", quote(job.id, safe="").encode(), result)
 
     try:
         loop = running_loop()
@@ -107,7 +120,10 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
             break
         if message is None:
             break
-        jobs.put(message)
+        if message == PING:
+            send(b"alive")
+        else:
+            jobs.put(message)
     os._exit(0)  # threads may hang in the agent; this process has nothing left to save
 
 
@@ -128,6 +144,7 @@ class _Worker(Worker):
     pid: int = 0
     read: bytearray = attrs.field(factory=bytearray)
     refused: str = ""
+    changed: str = ""
 
 
 def not_installed(preload: Iterable[str]) -> list[str]:
@@ -217,11 +234,17 @@ class Pool(BasePool[_Worker]):
                 end_families([worker.process.pid], [worker.mark])
             worker.pipe.close()
 
-    def _stopped(self, worker: _Worker) -> bool:
+    def _stopped(self, worker: _Worker) -> str:
         try:
-            return bool(psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
-        except psutil.Error:
-            return False
+            if psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED:
+                return "was stopped by a signal"
+            if len(worker.jobs) > 1:
+                worker.pipe.send(PING)
+                if not worker.pipe.poll(ANSWER_S):
+                    return "could run nothing: native code kept Python's interpreter"
+        except (psutil.Error, OSError):
+            pass
+        return ""
 
     def _send(self, worker: _Worker, job: Job) -> bool:
         try:
@@ -284,6 +307,11 @@ class Pool(BasePool[_Worker]):
             return []
         if what == b"failed" and not worker.ready:
             raise AgentrigError(unquote(value.decode("ascii", "replace")))
+        if what == b"alive":
+            return []
+        if what == b"changed" and worker.ready:
+            worker.changed = cut(storable(unquote(value.decode("ascii", "replace"))), 200)
+            return []
         name, _, packed_result = value.partition(b" ")
         job, started = worker.jobs.get(unquote(name.decode("ascii", "replace")), (None, 0.0))
         if what != b"result" or job is None:
@@ -309,6 +337,9 @@ class Pool(BasePool[_Worker]):
         refused = worker.refused and f"; it {worker.refused}: {opened}"
         if (worker.process.exitcode or 0) >= 0 and not refused:
             refused = f"; does the {self.builds}, or what it calls, call os._exit, or close files that it did not open?"
+        if worker.changed:
+            code = f"(a rollout in it replaced {worker.changed} of the interpreter)"
+            refused = f": {CURE}"
         ended = f": the {self.builds}, or what it imports, ended its process. An error above says why"
         died = f"; {self.cure} to see why"
         failed = self._remove_dead(

@@ -8,8 +8,8 @@ import json
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic  # a reward may replace that of the module
 from typing import Any
 
 import attrs
@@ -77,12 +77,14 @@ class RewardWorker:
 
     def run_job(self, job: Job) -> str:
         """Judge one outcome; return the score's fields as JSON."""
-        many = getattr(self._reward, "score_many", None)
+        many, begun = getattr(self._reward, "score_many", None), monotonic()
         with left_alone("the reward", REWARD_CURE, tell=log.debug):  # this process is its own: only the score matters
             if many is not None:
                 (score,) = score_many(many, [job.input], self._budget_s)
             else:
                 score = score_one(self._reward, job.input, self._budget_s)
+        if monotonic() - begun > self._budget_s + GRACE_S:  # it came back before this process was killed
+            score = late(self._budget_s)
         return json_text(attrs.asdict(score, recurse=False))
 
 
@@ -143,7 +145,8 @@ class Scorer:
 
     A thread that does not end is interrupted, which ends a loop in Python, and is left alone. Native code goes on. So
     once that has happened, the reward judges in processes if `plan` says how to build it. Native code that does not
-    release the interpreter, such as a regular expression, stops this whole process: another one then kills it.
+    release the interpreter, such as a regular expression, stops this whole process: another one then kills it. If it
+    ends before that, the outcomes that were judged meanwhile are judged again in processes: one of them held it.
 
     Args:
         reward: What `RewardSpec.build` returned.
@@ -226,26 +229,41 @@ class Scorer:
                     i = todo.get_nowait()
                 except queue.Empty:
                     return
-                started[i] = time.monotonic(), threading.current_thread()
+                started[i] = monotonic(), threading.current_thread()
                 self._tell([items[k][0].id for k in list(started) if scores[k] is None])
                 score = score_one(self._reward, items[i], self._budget_s)
                 with ending:
-                    if scores[i] is not None:
+                    if scores[i] is not None or i not in started:
                         return  # too late, and this thread may be interrupted
-                    scores[i] = score
+                    if monotonic() - started[i][0] > limit:
+                        give_up(i)
+                    else:
+                        scores[i] = score
+
+        def give_up(i: int) -> None:
+            """Let a process judge what came back too late, or was judged while the interpreter was held."""
+            if self._plan is None:
+                scores[i] = late(self._budget_s)
+            else:
+                del started[i]
+            self._distrust()
 
         limit = self._budget_s + GRACE_S
         self._beat(limit)
+        now = monotonic()
         workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
         while any(s is None for s in scores):
             self._beat(limit)
             for worker in workers:
                 worker.join(0.01)
-            now = time.monotonic()
+            before, now = now, monotonic()
             for i, (start, worker) in list(started.items()):
                 with ending:
-                    if scores[i] is None and now - start > limit:
-                        scores[i] = self._late()
+                    if i in started and scores[i] is None and now - start > limit:
+                        if now - before > GRACE_S:  # this thread stood still too: it need not be this outcome
+                            give_up(i)
+                        else:
+                            scores[i] = late(self._budget_s)
                         self._abandon(worker)
                         workers.append(self._thread(work))  # goes on without it
             if self.in_processes and not any(scores[i] is None for i in list(started)):
@@ -254,12 +272,13 @@ class Scorer:
                     scores[i] = score
         return [s for s in scores if s is not None]
 
-    def _late(self) -> Score:
-        return Score.invalid(f"the reward ran past its budget of {self._budget_s:g} s")
-
     def _abandon(self, worker: threading.Thread) -> None:
         """Interrupt a thread that does not end, and trust no other one."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
+        self._distrust()
+
+    def _distrust(self) -> None:
+        """Judge in processes from now on, if the reward can be built there."""
         if self._plan is not None and not self.in_processes:
             self.in_processes = True
             log.warning(
@@ -309,7 +328,7 @@ class Scorer:
 
     def _score_of(self, outcome: Outcome) -> Score:
         if outcome.failure == "deadline":
-            return self._late()
+            return late(self._budget_s)
         if outcome.failure is not None:
             kind = "" if outcome.failure == "runner-died" else f" ({outcome.failure})"  # no runner of the agent did
             return Score.invalid(f"the reward gave no score{kind}: {outcome.message}")
@@ -343,10 +362,13 @@ class Scorer:
         limit = self._budget_s * len(items) + GRACE_S
         self._beat(limit)
         self._tell([item[0].id for item in items])
-        worker = self._thread(work)
+        begun, worker = monotonic(), self._thread(work)
         worker.join(limit)
-        if worker.is_alive():
+        stuck = worker.is_alive()
+        if stuck:
             self._abandon(worker)
+        if stuck or monotonic() - begun > limit:
+            self._distrust()
             outcomes = amount(len(items), "outcome")
             reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {outcomes}"
             return [Score.invalid(reason)] * len(items)
@@ -357,6 +379,11 @@ class Scorer:
         thread = threading.Thread(target=work, name="reward", daemon=True)
         thread.start()
         return thread
+
+
+def late(budget_s: float) -> Score:
+    """Return the score of an outcome whose judging took too long, whether or not a value came back."""
+    return Score.invalid(f"the reward ran past its budget of {budget_s:g} s")
 
 
 def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:

@@ -25,11 +25,13 @@ from agentrig.run.manifest import EDITED, edited_settings
 from agentrig.run.past import (
     changed_files,
     contradictions,
+    is_as_written,
     last_ended,
     losses,
     lost_checkpoints,
     measurement_faults,
     possible,
+    recorded_digests,
     reward_contradictions,
     unwhole,
 )
@@ -42,6 +44,9 @@ SECOND = "second_rewards"
 
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details")
 """The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
+
+CHANGED = "changed since the run wrote it"
+"""What the damage of such a file is."""
 
 WARNINGS = 200
 """Warnings of a run that are read; the newest."""
@@ -63,12 +68,14 @@ class RolloutFile:
         mode: Their mode.
         step: Their step.
         path: Where it is.
+        recorded: Its SHA-256 as the run wrote it; None if that is not known.
         damage: Why it cannot be read, one sentence each; it grows as it is read.
     """
 
     mode: str
     step: int
     path: Path
+    recorded: str | None = attrs.field(default=None, eq=False)
     damage: list[str] = attrs.field(factory=list, eq=False, repr=False)
 
     @property
@@ -155,7 +162,8 @@ class RunData:
     @property
     def damage(self) -> list[str]:
         """Why its rollouts cannot be read, one sentence each, as far as somebody has read them."""
-        return list(dict.fromkeys(text for file in self.files for text in file.damage))
+        told = dict.fromkeys(text for file in self.files for text in file.damage)
+        return [text for text in told if not text.endswith(CHANGED)]  # `missing` names those
 
     @property
     def name(self) -> str:
@@ -326,6 +334,10 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     ):
         missing += [f"{name} is damaged: {fault}" for fault in measurement_faults(held, keys)]
     by_step = {line["step"]: possible({**line, "algorithm": mapping(line.get("algorithm"))})[0] for line in told}
+    recorded = recorded_digests(told, progress)
+    if running or manifest.get("resumed"):  # a resumed run measures its checkpoint again, and records that later
+        recorded = {name: digest for name, digest in recorded.items() if not name.startswith("rollouts/validation-")}
+    files = [attrs.evolve(f, recorded=recorded.get(f"rollouts/{f.path.name}")) for f in files]
     if not told and not (running or done or stepless):
         missing.append("no training step has ended")
     if not files and not (running or stepless):
@@ -369,13 +381,19 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
 
 
 def columns_of(file: RolloutFile, columns: Sequence[str], ids: Collection[str] | None = None) -> pa.Table | None:
-    """Return columns of a file, of all rollouts or those with some ids; None if it cannot be read: see its `damage`.
+    """Return columns of a file, of all rollouts or those with some ids; None without one to trust: see its `damage`.
+
+    A file that was changed since the run wrote it is not read.
 
     With `ids`, the columns must have `id`.
     """
     import pyarrow as pa
     import pyarrow.parquet
 
+    if not is_as_written(file.path, file.recorded):
+        if (told := f"rollouts/{file.path.name}: {CHANGED}") not in file.damage:
+            file.damage.append(told)
+        return None
     try:
         # a file for itself: a data set of one file takes ten times as long
         with reading(file.path), pyarrow.parquet.ParquetFile(file.path) as parquet:

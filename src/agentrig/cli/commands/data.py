@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from agentrig.cli.groups import NearestGroup
+from agentrig.cli.options import stdout_to_stderr
 
 
 class DataGroup(NearestGroup):
@@ -32,7 +33,8 @@ class DataGroup(NearestGroup):
         """Look a command up by name or `distribution:name`; a name that two task sets share is an error."""
         from agentrig.plugins.loading import load
 
-        registry = load()
+        with stdout_to_stderr():  # `--json` of its tools has stdout for itself
+            registry = load()
         if args and any(c.answers_to(args[0]) for c in registry.components("tasks")):
             args = [registry.reference(registry.find("tasks", args[0])), *args[1:]]
         return super().resolve_command(ctx, args)
@@ -41,7 +43,8 @@ class DataGroup(NearestGroup):
         from agentrig.plugins.loading import load
 
         found: dict[str, Callable[[], click.Command]] = {}
-        registry = load()
+        with stdout_to_stderr():  # `--json` of its tools has stdout for itself
+            registry = load()
         for component in registry.components("tasks"):
             spec: Any = component.spec
             if spec.convert is not None:

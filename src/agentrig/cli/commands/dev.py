@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import click
 from agentrig.cli.options import (
     configured,
     find_checkpoint,
+    json_option,
     make_plan,
     measured_server,
     model_options,
-    stdout_to_stderr,
+    print_json,
     typed_again,
 )
 from agentrig.cli.progress import progress
@@ -29,7 +29,7 @@ from agentrig.rollouts import Mode
 @click.option("--limit", type=click.IntRange(1), default=3, show_default=True, help="How many tasks.")
 @click.option("--split", metavar="NAME", help="Which split; the validation split by default.")
 @click.option("--gold", is_flag=True, help="Show the private part of each task too: the right answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print the rollouts with their spans as JSON.")
+@json_option("Print the rollouts with their spans as JSON.")
 def dev(
     words: Sequence[str],
     endpoint: str | None,
@@ -65,7 +65,7 @@ def dev(
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"
         click.echo(f"{tried}: starting the agent and the model's server …", err=True)
-    with stdout_to_stderr(as_json), progress(len(tasks)) as shown:
+    with progress(len(tasks)) as shown:
         as_mode: Mode = "train" if trains else "dev"
         found = evaluate(
             plan,
@@ -80,7 +80,7 @@ def dev(
         )
     failed = [rollout for rollout in found.rollouts if rollout.failure]
     if as_json:
-        click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))
+        print_json([row_of(r) for r in found.rollouts], indent=2)
     else:
         from rich.console import Console
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import click
 
-from agentrig.cli.options import asked, configured, stdout_to_stderr
+from agentrig.cli.options import asked, configured, json_option, print_json
 from agentrig.doctor.examination import could_start, examine
 from agentrig.findings import Finding
 
@@ -33,7 +32,7 @@ def _table(findings: Sequence[Finding]) -> None:
 
 @click.command()
 @configured
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of the table.")
+@json_option("Print a JSON object instead of the table.")
 def doctor(words: Sequence[str], as_json: bool, **options: Any) -> None:
     """Find what would keep a recipe from running here.
 
@@ -42,11 +41,10 @@ def doctor(words: Sequence[str], as_json: bool, **options: Any) -> None:
     \b
     agentrig doctor qwen --hardware cuda
     """
-    with stdout_to_stderr(as_json):
-        findings = examine(**asked(words, options))
+    findings = examine(**asked(words, options))
     ok = could_start(findings)
     if as_json:
-        click.echo(json.dumps({"could_start": ok, "findings": [attrs.asdict(f) for f in findings]}, indent=2))
+        print_json({"could_start": ok, "findings": [attrs.asdict(f) for f in findings]}, indent=2)
     else:
         _table(findings)
         counts = {r: sum(f.result == r for f in findings) for r in ("ok", "warning", "problem", "skipped")}

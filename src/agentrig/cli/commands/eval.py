@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,10 +13,11 @@ from agentrig.cli.options import (
     Number,
     configured,
     find_checkpoint,
+    json_option,
     make_plan,
     measured_server,
     model_options,
-    stdout_to_stderr,
+    print_json,
 )
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(min=0), default=0, help="Only the first n tasks; 0 for all.")
 @click.option("--temperature", type=Number(min=0), help="Sampling temperature; by default the run's, or 0.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Write every prediction there.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option("Print the figures as JSON.")
 def eval_(
     words: Sequence[str],
     endpoint: str | None,
@@ -67,7 +67,7 @@ def eval_(
     where = f"model: {measured}{f', prompts: {prompts}' if prompts else ''}"
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
     predictions = _Predictions(save)
-    with stdout_to_stderr(as_json), closing(predictions), progress(len(tasks)) as shown:
+    with closing(predictions), progress(len(tasks)) as shown:
         found = evaluate(
             plan,
             tasks=tasks,
@@ -81,7 +81,7 @@ def eval_(
     for line in failure_lines(found.failures, found.reasons):
         click.echo(line, err=True)
     if as_json:
-        click.echo(json.dumps(found.as_dict()))
+        print_json(found.as_dict())
     else:
         _show(found)
     if found.accuracy is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrig.cli.options import configured, make_plan, stdout_to_stderr
+from agentrig.cli.options import configured, json_option, make_plan, print_json
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.text import amount
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="What tokens and machines cost, as for `agentrig compare`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option("Print the figures as JSON.")
 def forecast(
     words: Sequence[str], limit: int | None, rollouts: int | None, prices: Path | None, as_json: bool, **options: Any
 ) -> None:
@@ -54,24 +53,23 @@ def forecast(
     from agentrig.view import read_prices
 
     table = None if prices is None else read_prices(prices)
-    with stdout_to_stderr(as_json):
-        trial = Trial.of(make_plan(words, options), tasks=limit or 0, rollouts=rollouts or 0)
-        click.echo(f"{amount(trial.expected, 'rollout')}: starting the agent and the model's server …", err=True)
-        ended: BaseException | None = None
-        try:
-            with progress(trial.expected) as shown:
-                shown.begin()
-                trial.roll_out(shown)
-            trial.update()
-        except (AgentrigError, KeyboardInterrupt) as error:
-            if not trial.groups or (isinstance(error, RunStopped) and not trial.complete):
-                raise
-            ended = error
+    trial = Trial.of(make_plan(words, options), tasks=limit or 0, rollouts=rollouts or 0)
+    click.echo(f"{amount(trial.expected, 'rollout')}: starting the agent and the model's server …", err=True)
+    ended: BaseException | None = None
+    try:
+        with progress(trial.expected) as shown:
+            shown.begin()
+            trial.roll_out(shown)
+        trial.update()
+    except (AgentrigError, KeyboardInterrupt) as error:
+        if not trial.groups or (isinstance(error, RunStopped) and not trial.complete):
+            raise
+        ended = error
     found = trial.forecast()
     if table is not None:
         _add_costs(found, trial, table)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found, indent=2)
     else:
         for line in _lines(found):
             click.echo(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import attrs
 import click
 
-from agentrig.cli.options import RunPath, newest_run, stdout_to_stderr
+from agentrig.cli.options import RunPath, json_option, newest_run, print_json
 
 PROBLEMS = 1
 """Exit status when something held learning back."""
@@ -27,7 +26,7 @@ CANNOT = 2
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="Print the diagnosis as JSON.")
+@json_option("Print the diagnosis as JSON.")
 @click.pass_context
 def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     """Say what held a run's learning back, the first cause first; without RUN, that of the newest in runs/.
@@ -49,7 +48,10 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     except AgentrigError as error:
         click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)
-    click.echo(json.dumps(attrs.asdict(found), indent=2) if as_json else printable(words(found)))
+    if as_json:
+        print_json(attrs.asdict(found), indent=2)
+    else:
+        click.echo(printable(words(found)))
     unread = not found.steps and found.missing and found.status != "running" and not found.no_gain
     context.exit(PROBLEMS if found.problems else CANNOT if unread else 0)
 
@@ -59,7 +61,7 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the run by default.")
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw training curves as the mean of each 16 steps, not a moving mean.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option("Print the figures as JSON.")
 def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_json: bool) -> None:
     """Rebuild the report of a run, without RUN of the newest in runs/; several runs have `agentrig compare`.
 
@@ -81,7 +83,7 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     (row,) = compare(runs).rows
     _warn_of_missing([row])
     if as_json:
-        click.echo(json.dumps({"report": str(page), **row}, indent=2, default=str))
+        print_json({"report": str(page), **row}, indent=2, default=str)
         return
     click.echo(text_of(results([row], SHOWN)))
     before, after = row["accuracy"]["before"], row["accuracy"]["after"]
@@ -117,7 +119,7 @@ def _warn_of_missing(rows: Sequence[Mapping[str, Any]]) -> None:
 )
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw the page's curves as the mean of each 16 steps, not a moving mean.")
-@click.option("--json", "as_json", is_flag=True, help="Print the lines, and more of each run, as JSON.")
+@json_option("Print the lines, and more of each run, as JSON.")
 def compare(
     runs: Sequence[Path], prices: Path | None, each: bool, out: Path | None, gold: bool, binned: bool, as_json: bool
 ) -> None:
@@ -159,7 +161,7 @@ def compare(
         page = build_report(runs, out, gold=gold, binned=binned, prices=table, each=each)
     if as_json:
         told = {"report": str(page)} if page else {}
-        click.echo(json.dumps({**told, **found.as_dict()}, indent=2, default=str))
+        print_json({**told, **found.as_dict()}, indent=2, default=str)
         return
     click.echo(found.text())
     if page:
@@ -216,7 +218,7 @@ def watch(place: Path | None, port: int, opens: bool, prices: Path | None, with_
 @click.argument("run", type=RunPath())
 @click.option("--step", type=click.IntRange(min=1), help="The step; without it the latest.")
 @click.option("--all", "every", is_flag=True, help="All steps of the run.")
-@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+@json_option("Print the verdicts as JSON.")
 @click.pass_context
 def audit(context: click.Context, run: Path, step: int | None, every: bool, as_json: bool) -> None:
     """Look at each link of a recorded step again, with code that shares nothing with the trainer.
@@ -246,16 +248,17 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     found = []
     click.echo(f"{run}: reading it, and building its tasks and its reward again …", err=True)
     try:
-        with temporary_files(), stdout_to_stderr(as_json):  # torch makes a folder for compiled kernels
+        with temporary_files():  # torch makes a folder for compiled kernels
             plan = recorded_plan(run)  # names the file if config.toml or manifest.json is damaged
             for name, now, was in edited_settings(Record(run).config, RunDirectory(run).manifest()):
                 if name == "algorithm.model":  # no weights could be compared
                     raise AgentrigError(f"{EDITED.format(name, now, was)}. Write {name} = {was!r} there again")
             there = RunDirectory(run)
             told, damaged = there.read_metrics()
-            progress = {}
+            progress, summary = {}, {}
             with suppress(RunFileError):  # the auditor says so of the links that need it
                 progress = there.read_json("progress.json")
+                summary = there.read_json("summary.json")
             ended = last_ended(there.checkpoints, progress, told)
             for text in losses(told, damaged, ended):
                 click.echo(f"agentrig: warning: {text}", err=True)
@@ -275,7 +278,8 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                     def tell(link: str, at: str = f"  step {one}{of}") -> None:
                         click.echo(f"{at}: looking at its {link} …", err=True)
 
-                    found.append(auditor.audit(one, begun=tell))
+                    stated = summary.get("accuracy") if one == summary.get("steps") else None
+                    found.append(auditor.audit(one, begun=tell, stated=stated))
                     if not as_json:
                         click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} parts compared")
                         for verdict in found[-1].verdicts:
@@ -285,7 +289,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
         click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)
     if as_json:
-        click.echo(json.dumps([attrs.asdict(each) for each in found], indent=2))
+        print_json([attrs.asdict(each) for each in found], indent=2)
     if any(each.faults for each in found):
         context.exit(1)
     context.exit(0 if any(each.looked for each in found) else CANNOT)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrig.cli.groups import NearestGroup
-from agentrig.cli.options import stdout_to_stderr
+from agentrig.cli.options import json_option, print_json, stdout_to_stderr
 from agentrig.errors import LookupFailed, nearest
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.group("plugins", cls=NearestGroup, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option("Print as JSON.")
 @click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
 @click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")
 @click.pass_context
@@ -39,7 +39,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     if ctx.invoked_subcommand is not None:
         return
     if as_json:
-        click.echo(json.dumps([p.as_dict() for p in registry.plugins], indent=2))
+        print_json([p.as_dict() for p in registry.plugins], indent=2)
     else:
         for kind in KINDS:
             components = registry.components(kind)
@@ -75,7 +75,7 @@ def _print_plugin(plugin: PluginInfo) -> None:
 @click.option("--kind", help="Which kind (agent, reward, …, section), when several share the name.")
 @click.option("--graph", is_flag=True, help="Print the agent's graph as Mermaid text.")
 @click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option("Print as JSON.")
 @click.pass_context
 def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Sequence[str], as_json: bool) -> None:
     """Show a component, a section of a run file (run, runners, gateway), or a plugin.
@@ -94,8 +94,10 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
     from agentrig.plugins.specs import KINDS as SPECS
 
     registry: Registry = ctx.obj
-    if files and ctx.parent is not None:
-        of_group = ctx.parent.params
+    assert ctx.parent is not None
+    of_group = ctx.parent.params
+    as_json = as_json or of_group["as_json"]
+    if files:
         with stdout_to_stderr():
             registry = load(files=[*of_group["files"], *files], strict=of_group["strict_plugins"])
     everything = [c for k in SPECS for c in registry.components(k)]
@@ -104,7 +106,7 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
     plugins = [] if hits or sections or kind else [p for p in registry.plugins if name in (p.name, p.distribution)]
     if plugins and not graph:
         if as_json:
-            click.echo(json.dumps([p.as_dict() for p in plugins], indent=2))
+            print_json([p.as_dict() for p in plugins], indent=2)
         for plugin in () if as_json else plugins:
             _print_plugin(plugin)
         return
@@ -130,7 +132,7 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
         plugin = next(p for p in registry.plugins if p.name == c.plugin)
         described.append(_described(c.kind, c.spec.name, c.spec.summary, plugin, settings))
     if as_json:
-        click.echo(json.dumps(described, indent=2, default=str))
+        print_json(described, indent=2, default=str)
         return
     for d in described:
         source = d["origin"] if d["distribution"] == "file" else f"{d['distribution']} {d['version']}"

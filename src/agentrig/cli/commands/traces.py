@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import Number, RunPath, find_checkpoint, stdout_to_stderr
+from agentrig.cli.options import Number, RunPath, find_checkpoint, json_option, print_json, stdout_to_stderr
 from agentrig.text import amount
 
 
@@ -110,6 +110,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
     from agentrig.otlp.spans import spans_of
     from agentrig.run.damage import writing
     from agentrig.run.files import replacing
+    from agentrig.run.past import recorded_in
     from agentrig.run.rows import stored_rollouts
     from agentrig.settings import structure
     from agentrig.view.reading import mapping, read_run
@@ -135,7 +136,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
             stack.enter_context(writing(file, "another --file"))
             part = stack.enter_context(replacing(file, file.with_name(f".{file.name}.part")))
             out = stack.enter_context(part.open("w", encoding="utf-8"))
-        for batch in stored_rollouts(run / "rollouts", size=BATCH):
+        for batch in stored_rollouts(run / "rollouts", size=BATCH, recorded=recorded_in(run)):
             found = [span for rollout in batch for span in spans_of(rollout, origin)]
             if url is None:
                 out.write(json_line(found) + "\n")
@@ -153,7 +154,7 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="A new file: NAME.jsonl.")
 @click.option("--format", "form", type=click.Choice(["otlp", "atif", "chat"]), help="Of the files; else recognised.")
 @click.option("--min-reward", type=Number(), metavar="X", help="Only calls whose rollout has a reward of X or more.")
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@json_option("Print the counts as JSON.")
 def import_traces(
     files: tuple[Path, ...], out: Path, form: str | None, min_reward: float | None, as_json: bool
 ) -> None:
@@ -172,8 +173,6 @@ def import_traces(
     agentrig import-traces jobs/*/*/agent/trajectory.json --out demonstrations.jsonl
     agentrig import-traces runs/mini-20260101-120000 --min-reward 1 --out demonstrations.jsonl
     """
-    import json
-
     from agentrig.demonstrations import write_demonstrations
     from agentrig.errors import ConfigError
     from agentrig.importing.collecting import import_traces as collect
@@ -189,7 +188,7 @@ def import_traces(
     if as_json:
         counts = {"demonstrations": len(found.turns), "with_token_ids": exact, "calls": found.calls}
         counts |= {"duplicates": found.duplicates}
-        click.echo(json.dumps({**counts, "left_out": found.left_out, "file": str(out)}))
+        print_json({**counts, "left_out": found.left_out, "file": str(out)})
         return
     made = amount(len(found.turns), "demonstration")
     click.echo(f"{amount(found.calls, 'call')} -> {made}, {exact} with exact token ids -> {out}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import RunPath, configured, find_checkpoint, make_plan, stdout_to_stderr
+from agentrig.cli.options import RunPath, configured, find_checkpoint, json_option, make_plan, print_json
 from agentrig.plugins.specs import RUN_KINDS
 
 
@@ -41,7 +41,7 @@ from agentrig.plugins.specs import RUN_KINDS
     help="Let runners of other machines join; short for runners.use=lightning runners.store=…",
 )
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector (OTLP/HTTP).")
-@click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
+@json_option("Print summary.json at the end, and no display.")
 @click.option(
     "--watch", "watched", is_flag=True, help="Serve the live page of this run's folder; in a terminal until Ctrl-C."
 )
@@ -113,10 +113,10 @@ def train(
         plan.registry.add_observer(display, "display")
     folder = resume.parent if resume is not None else Path(plan.run.directory)
     stays = not as_json and sys.stdin is not None and sys.stdin.isatty()
-    with stdout_to_stderr(as_json), page_of(folder, stays=stays) if watched else nullcontext():
+    with page_of(folder, stays=stays) if watched else nullcontext():
         summary = run.train(plan, resume=resume, from_step=from_step, **shown)
     if as_json:
-        click.echo(json.dumps(summary, indent=2))
+        print_json(summary, indent=2)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import measured_server, stdout_to_stderr
+from agentrig.cli.options import json_option, measured_server, print_json, stdout_to_stderr
 
 
 @click.command()
@@ -28,7 +27,7 @@ from agentrig.cli.options import measured_server, stdout_to_stderr
 @click.option("--shared", multiple=True, metavar="KEY", help="A key of their private part that the agent may know too.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=12, show_default=True, help="Tasks of a trial.")
 @click.option("--only", multiple=True, metavar="CHECK", help="Run only this check, and what it needs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@json_option("Print the results as JSON.")
 def validate(
     words: Sequence[str],
     files: Sequence[str],
@@ -79,7 +78,7 @@ def validate(
             say=None if as_json else lambda text: click.echo(printable(text), file=stdout),
         )
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found, indent=2)
     else:
         for figures in found["trials"]:
             click.echo(printable(_shown(figures, scripted=not (endpoint or model))))

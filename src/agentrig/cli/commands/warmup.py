@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from agentrig.cli.options import Number, configured, make_plan, stdout_to_stderr, typed_again
+from agentrig.cli.options import Number, configured, json_option, make_plan, print_json, typed_again
 from agentrig.cli.progress import progress
 
 
@@ -104,7 +104,7 @@ from agentrig.cli.progress import progress
     help="Of torch. More than one is slower on cores that others use.",
 )
 @click.option("--measure/--no-measure", default=True, help="Try the model on training tasks at the end.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@json_option("Print what was done as JSON.")
 def warmup(
     words: Sequence[str],
     labels: int | None,
@@ -145,32 +145,31 @@ def warmup(
     of_new: dict[str, Any] = {name: value for name, value in asked.items() if value}
     model = model or ("new" if of_new else "starter")
     given = typed_again(words, options)
-    with stdout_to_stderr(as_json):
-        if of_new and model != "new":
-            names = ", ".join(f"--{name}" for name in of_new)
-            raise ConfigError(f"{names}: only for a new model, and --model {model} has its own; leave one of them out")
-        plan = make_plan(words, dict(options))
-        run.check_makes_start(plan)
-        if model != "new":
-            plan = make_plan([*words, f"algorithm.model={model}"], options)
-        directory = out or Path("models") / plan.recipe
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            if (directory / "config.json").exists():
-                raise ConfigError(
-                    f"{directory} already has a model. Train it: agentrig train {given} algorithm.model={directory}\n"
-                    "  Or make another one: remove this, or name another directory: --out DIR"
-                )
-            raise ConfigError(f"{directory} already exists; remove it, or name another directory: --out DIR")
-        with _part_of(directory) as part:
-            wanted = StartPlan(directory=part, model=model, seed=seed, **own, **of_new)
-            done = _make(
-                plan, wanted, 0 if all_labels else labels, directory=directory, gold=gold, repeats=repeats,
-                until=until, measured=measure,
-            )  # fmt: skip
-        if done["ready"]:
-            click.echo(next_step(done, f"agentrig train {given} algorithm.model={directory}"))
+    if of_new and model != "new":
+        names = ", ".join(f"--{name}" for name in of_new)
+        raise ConfigError(f"{names}: only for a new model, and --model {model} has its own; leave one of them out")
+    plan = make_plan(words, dict(options))
+    run.check_makes_start(plan)
+    if model != "new":
+        plan = make_plan([*words, f"algorithm.model={model}"], options)
+    directory = out or Path("models") / plan.recipe
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        if (directory / "config.json").exists():
+            raise ConfigError(
+                f"{directory} already has a model. Train it: agentrig train {given} algorithm.model={directory}\n"
+                "  Or make another one: remove this, or name another directory: --out DIR"
+            )
+        raise ConfigError(f"{directory} already exists; remove it, or name another directory: --out DIR")
+    with _part_of(directory) as part:
+        wanted = StartPlan(directory=part, model=model, seed=seed, **own, **of_new)
+        done = _make(
+            plan, wanted, 0 if all_labels else labels, directory=directory, gold=gold, repeats=repeats,
+            until=until, measured=measure,
+        )  # fmt: skip
+    if done["ready"]:
+        click.echo(next_step(done, f"agentrig train {given} algorithm.model={directory}"))
     if as_json:
-        click.echo(json.dumps(done, indent=2))
+        print_json(done, indent=2)
     if not done["ready"]:
         raise SystemExit(1)
 
