@@ -96,7 +96,7 @@ def fading(evidence: Evidence) -> Iterator[Finding]:
     """
     shown, values = figures.series(evidence.run, "zero_variance_groups")
     alone = min(values, default=0) == 1 and not evidence.total("groups")  # of one rollout each: nothing compares them
-    n = figures.few(len(values))
+    n = quarter(values)
     first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if values and not alone:
         begun = f" ({first:.0%} in the first {so_many(n)})" if len(values) > n else ""
@@ -111,7 +111,7 @@ def fading(evidence: Evidence) -> Iterator[Finding]:
 def entropy_fall(evidence: Evidence, left: float = ENTROPY_LEFT) -> str:
     """Say how far the entropy fell, if less than this share of it is left; else ''."""
     steps, values = entropies(evidence)
-    n = figures.few(len(values))
+    n = quarter(values)
     first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if len(values) < 4 or last >= left * first:
         return ""
@@ -134,7 +134,7 @@ def unsolved(evidence: Evidence) -> Iterator[Finding]:
     Where an update destroyed the policy, they say nothing of the tasks: `agentrig.view.diagnosis` leaves this out.
     """
     shown, values = figures.series(evidence.run, "zero_variance_groups")
-    last = mean(values[-figures.few(len(values)) :]) or 0.0
+    last = mean(values[-quarter(values) :]) or 0.0
     never = evidence.never_right
     if shown and last > ZERO_VARIANCE_LIMIT and never and not evidence.none_right:
         tried = len({task for facts in evidence.steps for task in facts.tried})
