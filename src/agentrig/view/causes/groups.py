@@ -83,7 +83,7 @@ def too_hard(evidence: Evidence) -> Finding:
         text,
         seen=(n, n, "rollouts"),
         since=evidence.since("scored"),
-        settings=("tasks.use", "algorithm.model", "algorithm.temperature"),
+        settings=("tasks.use", "reward.use", "algorithm.model", "algorithm.temperature"),
         advice=_easier(evidence),
         explains=TOO_HARD_EXPLAINS,
     )
@@ -184,7 +184,8 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
         text += f", and in {right} of these every answer was correct"
         advice = "Use harder tasks: these teach nothing. Or does the reward ignore the answer?"
     elif wrong > 0.9 * same:
-        cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size, "algorithm.temperature")
+        cause = "tasks-too-hard"
+        settings = ("tasks.use", "reward.use", "algorithm.model", *size, "algorithm.temperature")
         text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
         if evidence.none_right:
             text = f"none of {count(evidence.total('scored'))} training answers was right; {text}"
@@ -231,9 +232,10 @@ def _easier(evidence: Evidence) -> str:
     directory = evidence.run.directory
     config = shlex.quote(str(directory / "config.toml"))
     forecast = "" if script_of(directory) else f" Try a model before: agentrig forecast {config} algorithm.model=DIR"
+    doubt = " Or does the reward take right answers for wrong?" if evidence.none_right else ""
     return (
-        "Use a model that is sometimes right, easier tasks, or more rollouts a task. The shipped model mini knows only "
-        f"the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
+        f"Use a model that is sometimes right, easier tasks, or more rollouts a task.{doubt} The shipped model mini "
+        f"knows only the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
     )
 
 
