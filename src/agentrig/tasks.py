@@ -184,8 +184,8 @@ def overlap(one: Sequence[Task], other: Sequence[Task]) -> list[tuple[Task, Task
     """
     known: dict[str, Task] = {}
     for task in one:
-        known.setdefault(_input_key(task), task)
-    found = ((known.get(_input_key(task)), task) for task in other)
+        known.setdefault(input_key(task), task)
+    found = ((known.get(input_key(task)), task) for task in other)
     return [(first, task) for first, task in found if first is not None]
 
 
@@ -194,7 +194,9 @@ def repeated(tasks: Sequence[Task]) -> list[tuple[Task, Task]]:
     return [(first, task) for first, task in overlap(tasks, tasks) if first is not task]
 
 
-def _input_key(task: Task) -> str:
+def input_key(task: Task) -> str:
+    """Return what is the same for tasks with the same input, whatever their ids and private parts."""
+
     def same(value: Any) -> Any:
         if isinstance(value, float) and value.is_integer():
             return int(value)

@@ -155,6 +155,24 @@ def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
     assert done.stderr.splitlines()[-1] == "HEAVY []", done.stdout[-300:] + done.stderr[-2000:]
 
 
+def test_the_first_word_of_a_run_is_its_folder_before_anything_heavy_is_imported(here: Path) -> None:
+    """So it comes within a second on a quiet machine (tests/benchmarks/start.md); nothing else is said before."""
+    command = [sys.executable, "-X", "importtime", "-m", "agentrig", "train", "mini", "run.name=one"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        imported = set()
+        for line in run.stdout:
+            if not line.startswith("import time:"):
+                break
+            imported.add(line.rpartition("|")[2].strip())
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+    assert line.startswith("run runs/one: starting the agent, the model's server and the learner …")
+    assert "click" in imported
+    assert imported & set(HEAVY) <= {"langchain_core"}  # the agent's graph
+    assert not (here / "runs").exists(), "Ctrl-C in the start leaves nothing"
+
+
 # --- errors ---
 
 

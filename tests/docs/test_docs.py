@@ -54,6 +54,17 @@ def test_the_python_versions_are_stated_once_and_are_those_of_the_distribution()
     assert stated == {"docs/install.md": [wanted]}
 
 
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/index.md"])
+def test_the_first_screen_has_what_a_newcomer_looks_for(page: str) -> None:
+    """One sentence, the picture of the page, one question before and after, and the commands train, watch and why."""
+    screen = "\n".join((ROOT / page).read_text("utf-8").splitlines()[:24])
+    assert re.search(r"^\*\*.*agentrig", screen.split("\n\n")[1]), "what you get, in bold"
+    assert re.search(r"^!\[.+\]\((docs/)?images/watch-run\.png\)$", screen, re.M)
+    assert len(re.findall(r"^\| [^|]+ \| `SELECT .+` \|$", screen, re.M)) == 2
+    assert re.findall(r"^agentrig (\w+)", screen, re.M) == ["train", "watch", "why"]
+    assert not re.search(r"make test|src/|tests/|triplet|adapter", screen)
+
+
 def test_ci_runs_lint_and_the_readmes_test_command() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     made = {word for line in lines if line.startswith("make ") for word in re.findall(r"(?<= )[a-z]+(?= |$)", line)}

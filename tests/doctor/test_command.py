@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -67,7 +68,10 @@ from agentrig.cli.entry import main
 atexit.register(lambda: print("imported", sorted(set(sys.modules) & {HEAVY}), file=sys.stderr))
 main(["doctor", {recipe()!r}, "--hardware", "cpu", "--json"])
 """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20, "5 s on two quiet cores"
     assert done.stderr.splitlines()[-1] == "imported []"
     report = json.loads(done.stdout)
     problems = [f for f in report["findings"] if f["result"] == "problem"]

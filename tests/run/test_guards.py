@@ -165,6 +165,19 @@ def test_the_examples_of_a_constant_reward_are_unlike_answers() -> None:
         check_rewards([rollout(0.5, answer=a) for a in ("a", "a", "a", "b", "c", "d")], step=1)
     shown = [line.split(" -> ")[0] for line in str(caught.value).splitlines() if "for example" in line]
     assert shown == [f'  for example, the answer to task t was "{a}"' for a in "abc"]
+    several = [attrs.evolve(r, task=attrs.evolve(r.task, id=r.outcome.answer[0])) for r in map(answered, SEVERAL)]
+    with pytest.raises(RunStopped) as caught:
+        check_rewards(several, step=1)
+    shown = [line.split(" -> ")[0] for line in str(caught.value).splitlines() if "for example" in line]
+    assert shown == [f'  for example, the answer to task {a[0]} was "{a}"' for a in ("s1", "t1", "s2")]
+
+
+SEVERAL = ["s1", "s2", "s3", "t1"]
+"""Answers that begin with the name of their task."""
+
+
+def answered(answer: str) -> Any:
+    return rollout(0.5, answer=answer)
 
 
 def test_an_agent_that_computes_its_own_reward_needs_no_answer() -> None:

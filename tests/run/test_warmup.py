@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,11 +25,13 @@ from agentrig import Task
 from agentrig.cli.commands.warmup import next_step
 from agentrig.cli.entry import main
 from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
-from agentrig.errors import ConfigError, PluginError
+from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.run.auditing import Auditing
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
+from agentrig.run.splits import label_warnings, load_splits
+from agentrig.run.training import train
 from agentrig.run.verdict import judge
 from agentrig.run.warmup import (
     Demonstrations,
@@ -39,9 +43,11 @@ from agentrig.run.warmup import (
     make_start,
     verdict,
 )
+from agentrig.tasks import input_key
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
+STARTER = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "starter"
 
 
 @pytest.fixture
@@ -116,6 +122,27 @@ def test_labels_are_training_tasks_and_never_held_out_ones(colors: Callable[...,
         choose_labels(colors(), 13, seed=0)
     with pytest.raises(ConfigError, match=r"3 of 12 labelled tasks occur in the split test \(report\) too.*train-9"):
         choose_labels(colors("tasks.test=9"), 12, seed=0)
+
+
+def test_a_run_says_which_held_out_tasks_its_model_was_warmed_up_on(
+    colors: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The labels were training tasks; then other settings held three of them out, as other `tasks.shares` do."""
+    model, run = tmp_path / "model", tmp_path / "runs" / "a" / "checkpoints" / "step-00003"
+    shutil.copytree(STARTER, model, copy_function=os.symlink)
+    run.mkdir(parents=True)
+    inputs = sorted(map(input_key, choose_labels(colors(), 0, seed=0).tasks))
+    (model / "warmup.json").write_text(json.dumps({"labels": [], "inputs": inputs}))
+    (run.parents[1] / "manifest.json").write_text(json.dumps({"model": str(model)}))
+    own = [f"algorithm.model={model}", f"run.directory={model}/config.json", "tasks.test=9"]
+    with pytest.raises(AgentrigError, match=r"config\.json"):  # no folder; it is made after the tasks were looked at
+        train(colors(*own))
+    (said,) = [record.getMessage() for record in caplog.records if "labels of the warm-up" in record.getMessage()]
+    assert said.startswith(f"3 of 12 report tasks were labels of the warm-up that made {model}, ")
+    assert "the first: test-9. Make the model again with the splits of this run (agentrig warmup --out" in said
+    splits = load_splits(colors("tasks.test=9").tasks(), colors().run, who="colors")
+    assert label_warnings(splits, run)[0].startswith("3 of 12 report tasks"), "a run that began with it knows them, too"
+    assert label_warnings(load_splits(colors().tasks(), colors().run, who="colors"), model) == []
 
 
 def test_gold_is_found_or_its_keys_are_named() -> None:
@@ -360,7 +387,7 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     )
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
-    assert (len(found["labels"]), found["turns"], found["ready"]) == (4, 4, False)
+    assert (len(found["labels"]), len(found["inputs"]), found["turns"], found["ready"]) == (4, 4, 4, False)
     assert found["after"]["n"] == 64, "8 answers to each of the 8 tasks without a label"
     assert "now: 0.0% of 64 answers to 8 training tasks without a label correct (95%: 0% to 32%)" in done.stderr
     assert "would start at zero" in done.stderr.replace("\n", " ")
@@ -398,10 +425,9 @@ def test_the_command_begins_with_the_starter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)["model"]
     assert (made["parameters"], made["vocabulary"], made["context"]) == (1_412_992, 1024, 2048)
-    starter = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "starter"
-    weights, before = (folder / "model.safetensors" for folder in (tmp_path / made["directory"], starter))
+    weights, before = (folder / "model.safetensors" for folder in (tmp_path / made["directory"], STARTER))
     assert weights.read_bytes() != before.read_bytes()
-    assert (tmp_path / made["directory"] / "tokenizer.json").read_bytes() == (starter / "tokenizer.json").read_bytes()
+    assert (tmp_path / made["directory"] / "tokenizer.json").read_bytes() == (STARTER / "tokenizer.json").read_bytes()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -66,6 +67,13 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
     assert set(made) > {"README.md", "LICENSE", "tests/test_odd_name2.py", "src/agentrig_odd_name2/__init__.py"}
     lines = made["src/agentrig_odd_name2/__init__.py"].splitlines()
     assert len(lines) < (190 if kind == DOMAIN else 120), "a few dozen lines"
+    # What its use leaves behind is nothing to commit.
+    made_later = ["runs/a/metrics.jsonl", "models/a/config.json", "tests/__pycache__/a.pyc", "src/a.egg-info/PKG-INFO"]
+    git = ["git", "-C", "agentrig-odd-name2"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    ignored = subprocess.run([*git, "check-ignore", *made_later], capture_output=True, text=True, check=False).stdout
+    assert ignored.split() == made_later
+    shutil.rmtree("agentrig-odd-name2/.git")
     # README has the same commands as the message at the end.
     (block,) = re.findall(r"```bash\n(.*?)```", made["README.md"], re.S)
     assert ("For tasks other than SQL" in printed) == (kind in ("tasks", "agent", "reward"))

@@ -220,7 +220,16 @@ def test_a_running_run_is_shown_with_what_it_has(tmp_path: Path) -> None:
         run.release()
     assert "→ –" in row[1].splitlines()[0]
     assert row[2] == "it still runs: it is measured at its end"
-    assert " in its steps so far on " in row[3]
+    assert " so far on " in row[3]
+    assert compare([going]).rows[0]["wall_s"] == pytest.approx(sum(line["step_s"] for line in lines_of(going)))
+    progress = json.loads((going / "progress.json").read_text())  # with what came before step 1, and before a resume
+    saved = {"checkpoints": {"step-00001": []}, "wall_s": 1000.0}
+    (going / "progress.json").write_text(json.dumps({**progress, **saved}))
+    assert compare([going]).rows[0]["wall_s"] == pytest.approx(1000.0 + lines_of(going)[1]["step_s"])
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def changed(run: Path, *, model: str) -> None:

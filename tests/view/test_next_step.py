@@ -242,10 +242,14 @@ def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lif
 
 
 def test_groups_with_one_reward_are_said_with_what_the_others_are_for(tmp_path: Path) -> None:
-    run = with_lines(write_run(tmp_path / "run", steps=8), lambda line: line.update(zero_variance_groups=0.66))
-    (said,) = [f.text for f in diagnose(run).checks if "got the same reward" in f.text]
-    left = "training learns from the other 34%"
-    assert said.endswith(f"last 2 steps all rollouts got the same reward (66% in the first 2 steps): {left}")
+    for steps, few in ((8, 2), (80, 20)):  # a quarter of the steps, as everywhere in what it says
+        run = write_run(tmp_path / f"{steps}", steps=steps)
+        with_lines(run, lambda line: line.update(zero_variance_groups=0.66))
+        (said,) = [f.text for f in diagnose(run).checks if "got the same reward" in f.text]
+        left = "training learns from the other 34%"
+        assert said.endswith(
+            f"last {few} steps all rollouts got the same reward (66% in the first {few} steps): " + left
+        )
 
 
 def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> None:

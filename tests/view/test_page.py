@@ -141,7 +141,9 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
     assert (cells["  rollouts"].split()[1], cells["  update"].split()[1]) == ("(58.3%)", "(35.7%)")
 
 
-def test_every_part_of_the_page_is_there(page: Page):
+def test_every_part_of_the_page_is_there_and_what_few_need_is_folded(finished: Path, page: Page):
+    folded = re.findall(r'<details[^>]* id="([^"]*)"[^>]*>', (finished / "report.html").read_text("utf-8"))
+    assert {"more-curves", "more-tables", "about", "config", "manifest"} <= set(folded)
     expected = "What held learning back, Curves Checks Results Held-out accuracy by half, Held-out accuracy by calls, "
     expected += "Held-out rollouts by turn, Wrong answers, Failures, Parts of the reward, Second rewards, "
     expected += "Agent names, Algorithm, Where the rewards differ, Before and after, Rollouts, Run"

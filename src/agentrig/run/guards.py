@@ -355,7 +355,9 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     scored = [r for r in rollouts if r.value is not None]
     if len(scored) < 2 or len({r.value for r in scored}) > 1:
         return
-    samples = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[-3:][::-1]  # unlike ones
+    unlike = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[::-1]
+    first = {r.task.id: r for r in reversed(unlike)}  # one answer of each task is shown before a second one of any
+    samples = sorted(unlike, key=lambda r: r is not first[r.task.id])[:3]
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
     if running > 1:
         lines.append(f"  In none of the last {running} steps did the rewards of a group differ.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,7 +14,8 @@ from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, pl
 from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, RunSettings
 from agentrig.plugins.loading import told_if_slow
 from agentrig.processes.replaced import left_alone
-from agentrig.tasks import ROLES, Task, Tasks, overlap, repeated
+from agentrig.run.damage import read_object
+from agentrig.tasks import ROLES, Task, Tasks, input_key, overlap, repeated
 from agentrig.text import LARGE_WORDS, TOO_LARGE, check_depth, cut, words_of
 
 WITHOUT = {
@@ -21,6 +23,9 @@ WITHOUT = {
     "report": "no accuracy before and after training can be stated",
 }
 """What an empty split means, by role; without training tasks no run starts."""
+
+WARM_UP = "warmup.json"
+"""The file in a starting model's directory that says which tasks it was shown the answers of."""
 
 
 def split_of(settings: RunSettings, tasks: Tasks, role: str) -> str:
@@ -117,6 +122,40 @@ def why_empty(tasks: Any, split: str) -> str:
     """Return what a task set says of why a split has no tasks, and what to do; '' if it has no `why_empty`."""
     says = getattr(tasks, "why_empty", None)
     return str(says(split)) if says is not None and split else ""
+
+
+def labelled(model: object) -> set[str]:
+    """Return the inputs (`agentrig.tasks.input_key`) of tasks whose answers a starting model has learned.
+
+    Args:
+        model: The setting `algorithm.model`: the directory of a warm-up, or a checkpoint of a run that began with one.
+
+    Raises:
+        RunFileError: A file that says so is damaged.
+    """
+    folder, found = Path(str(model)).expanduser(), set[str]()
+    if folder.parent.name == "checkpoints":
+        begun = read_object(folder.parents[1] / "manifest.json").get("model")
+        return labelled(begun) if begun and begun != model else found
+    return found.union(map(str, read_object(folder / WARM_UP).get("inputs", ())))
+
+
+def label_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], model: object) -> list[str]:
+    """Return the warning that held-out tasks were labels of the warm-up that made the starting model, if any were.
+
+    A warm-up labels no held-out task of its own splits; other shares, or another file, can make one of a label.
+    """
+    known = labelled(model)
+    seen = {role: [task for task in splits[role][1] if input_key(task) in known] for role in ("validation", "report")}
+    told = [f"{len(tasks)} of {len(splits[role][1])} {role} tasks" for role, tasks in seen.items() if tasks]
+    if not told:
+        return []
+    first = next(tasks[0] for tasks in seen.values() if tasks)
+    return [
+        f"{' and '.join(told)} were labels of the warm-up that made {model}, so their accuracy is that of tasks whose "
+        f"answers the model has seen; the first: {first.place or first.id}. Make the model again with the splits of "
+        "this run (agentrig warmup --out ANOTHER_DIR), or split the tasks as it did (tasks.shares)"
+    ]
 
 
 def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:

@@ -701,7 +701,7 @@ def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
 
 
 def _spent(line: Mapping[str, Any]) -> str:
-    learned, so_far = line["demonstrations"], " in its steps so far" if "running" in line["status"] else ""
+    learned, so_far = line["demonstrations"], " so far" if "running" in line["status"] else ""
     return "\n".join(
         [
             *([f"{_spread(learned, lambda n: count(round(n)))} demonstrations"] if learned and learned["mean"] else []),

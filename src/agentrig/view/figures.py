@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, unaudited_s, wilson
 from agentrig.figures import machine as named_machine
+from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import ENDED
 from agentrig.run.past import stated_ends
 from agentrig.text import read_text
@@ -252,11 +253,17 @@ def accelerators(run: RunData) -> int | None:
 
 
 def hours(run: RunData) -> float | None:
-    """Return the run's wall time in hours: the summary's, else the sum of its steps."""
+    """Return the run's wall time in hours, with what it took before a resume: the summary's.
+
+    Without one, it is the time until the latest checkpoint, and that of the steps since; or that of all steps.
+    """
     wall = number(run.summary.get("wall_s"))
     if wall is None:
-        _, seconds = series(run, "step_s")
-        wall = math.fsum(seconds) if seconds else None
+        until, (steps, seconds) = number(run.progress.get("wall_s")), series(run, "step_s")
+        names = [name.removeprefix("step-") for name in mapping(run.progress.get(SAVED))] if until else []
+        saved = max((int(name) for name in names if name.isdecimal()), default=0)
+        since = [took for step, took in zip(steps, seconds, strict=True) if step > saved]
+        wall = math.fsum([until or 0.0, *since]) if until or since else None
     return None if wall is None else wall / 3600
 
 

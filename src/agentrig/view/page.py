@@ -213,7 +213,8 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     each += f", {plain(audit_s, 1)} s of it auditing" if audit_s >= 0.05 else ""
     tiles = [("steps", count(row["steps"]), f"{each}{unfinished}".removeprefix("; "))]
     if wall is not None:
-        name = "time of the steps" if number(run.summary.get("wall_s")) is None else "wall time"
+        known = any(number(of.get("wall_s")) is not None for of in (run.summary, run.progress))
+        name = "wall time" if known else "time of the steps"
         tiles.append((name, duration(3600 * wall), ""))
     tiles.append(("rollouts", count(total), f"{training}{count(failed)} failed"))
     if reward is not None:

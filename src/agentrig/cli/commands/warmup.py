@@ -220,6 +220,8 @@ def _make(
     from agentrig.figures import amount
     from agentrig.run import warmup as run
     from agentrig.run.evaluate import evaluate
+    from agentrig.run.splits import WARM_UP, labelled
+    from agentrig.tasks import input_key
 
     settings = plan.configs["algorithm"]
     temperature = float(getattr(settings, "temperature", 1.0))
@@ -235,7 +237,9 @@ def _make(
     labels = run.choose_labels(plan, n, seed=wanted.seed)
     note = f", {labels.note}" if labels.note else ""
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}{note}")
+    seen = labelled(wanted.model).union(map(input_key, labels.tasks))  # ids may name a split, which shares decide
     done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
+    done["inputs"] = sorted(seen)
     if measured and wanted.model != "new" and not wanted.context:  # its own context may be too short for the agent
         before = measure(labels.measured, None)
         run.check_unsolved(before, wanted.model)
@@ -310,7 +314,7 @@ def _make(
         click.echo(judged.message)
     from agentrig.run.files import write_whole
 
-    write_whole(directory / "warmup.json", json.dumps(done, indent=2) + "\n")
+    write_whole(directory / WARM_UP, json.dumps(done, indent=2) + "\n")
     return done
 
 

@@ -83,7 +83,7 @@ def too_hard(evidence: Evidence) -> Finding:
         text,
         seen=(n, n, "rollouts"),
         since=evidence.since("scored"),
-        settings=("tasks.use", "algorithm.model", "algorithm.temperature"),
+        settings=("tasks.use", "reward.use", "algorithm.model", "algorithm.temperature"),
         advice=_easier(evidence),
         explains=TOO_HARD_EXPLAINS,
     )
@@ -96,7 +96,7 @@ def fading(evidence: Evidence) -> Iterator[Finding]:
     """
     shown, values = figures.series(evidence.run, "zero_variance_groups")
     alone = min(values, default=0) == 1 and not evidence.total("groups")  # of one rollout each: nothing compares them
-    n = figures.few(len(values))
+    n = quarter(values)
     first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if values and not alone:
         begun = f" ({first:.0%} in the first {so_many(n)})" if len(values) > n else ""
@@ -111,7 +111,7 @@ def fading(evidence: Evidence) -> Iterator[Finding]:
 def entropy_fall(evidence: Evidence, left: float = ENTROPY_LEFT) -> str:
     """Say how far the entropy fell, if less than this share of it is left; else ''."""
     steps, values = entropies(evidence)
-    n = figures.few(len(values))
+    n = quarter(values)
     first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if len(values) < 4 or last >= left * first:
         return ""
@@ -134,7 +134,7 @@ def unsolved(evidence: Evidence) -> Iterator[Finding]:
     Where an update destroyed the policy, they say nothing of the tasks: `agentrig.view.diagnosis` leaves this out.
     """
     shown, values = figures.series(evidence.run, "zero_variance_groups")
-    last = mean(values[-figures.few(len(values)) :]) or 0.0
+    last = mean(values[-quarter(values) :]) or 0.0
     never = evidence.never_right
     if shown and last > ZERO_VARIANCE_LIMIT and never and not evidence.none_right:
         tried = len({task for facts in evidence.steps for task in facts.tried})
@@ -184,7 +184,8 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
         text += f", and in {right} of these every answer was correct"
         advice = "Use harder tasks: these teach nothing. Or does the reward ignore the answer?"
     elif wrong > 0.9 * same:
-        cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size, "algorithm.temperature")
+        cause = "tasks-too-hard"
+        settings = ("tasks.use", "reward.use", "algorithm.model", *size, "algorithm.temperature")
         text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
         if evidence.none_right:
             text = f"none of {count(evidence.total('scored'))} training answers was right; {text}"
@@ -231,9 +232,10 @@ def _easier(evidence: Evidence) -> str:
     directory = evidence.run.directory
     config = shlex.quote(str(directory / "config.toml"))
     forecast = "" if script_of(directory) else f" Try a model before: agentrig forecast {config} algorithm.model=DIR"
+    doubt = " Or does the reward take right answers for wrong?" if evidence.none_right else ""
     return (
-        "Use a model that is sometimes right, easier tasks, or more rollouts a task. The shipped model mini knows only "
-        f"the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
+        f"Use a model that is sometimes right, easier tasks, or more rollouts a task.{doubt} The shipped model mini "
+        f"knows only the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
     )
 
 

@@ -89,7 +89,7 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
     steps, entropy = entropies(evidence)
     idle = len(steps) < len(evidence.run.steps)
     alike_steps, alike = figures.series(evidence.run, "zero_variance_groups")
-    few = max(1, len(entropy) // 4)
+    few = quarter(entropy)
     early = mean(entropy[:few])
     same = mean(alike) or 0.0
     # the rollouts of the first step that changed the policy are the last ones that nothing had changed

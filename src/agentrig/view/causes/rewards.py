@@ -83,7 +83,7 @@ def second_rewards(evidence: Evidence) -> Iterator[Finding]:
         gaps = [reward - second for _, reward, second in rows]
         if len(rows) < 4 or trend(gaps) <= LIKELY or trend([second for *_, second in rows]) > LIKELY:
             continue
-        width = max(1, len(rows) // 4)
+        width = quarter(rows)
         first, last = (mean(part) or 0.0 for part in (gaps[:width], gaps[-width:]))
         spread = mean(figures.series(run, "reward_std")[1]) or 1.0
         if last - first <= APART * 2 * spread:

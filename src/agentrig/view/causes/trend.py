@@ -32,8 +32,8 @@ def at_most(count: int, of: int) -> float:
     return wilson(count, of)[1] if of else 1.0
 
 
-def quarter(steps: Sequence[StepFacts]) -> int:
-    """Return how many steps a quarter of the run has, at least one."""
+def quarter(steps: Sequence[object]) -> int:
+    """Return how many steps a quarter of the run has, at least one: what all causes mean by "the last steps"."""
     return max(1, len(steps) // 4)
 
 
