@@ -28,6 +28,7 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
 from agentrig.processes import forks
+from agentrig.runners import pools
 from agentrig.runners.attempt import failure_kind, run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -302,6 +303,43 @@ def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: Mod
     assert time.monotonic() - before < 20
     assert first not in pool.processes()
     assert pool.replaced >= 1
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        ("limits-files", "set the limit RLIMIT_NOFILE (ulimit -n) from"),
+        ("clears-modules", "removed all modules from sys.modules"),
+        ("makes-pipes-odd", ""),
+    ],
+)
+def test_what_an_agent_breaks_in_its_runner_is_whole_again_for_the_next_rollout(
+    do: str, said: str, model: ModelServer, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = start(threads=1, retries=0)
+    submit(pool, jobs(model, do, "", ""))
+    first, *others = sorted(drain(pool, 3), key=lambda r: r.id)
+    assert [r.outcome.answer for r in others] == ["odd"] * 2
+    assert pool.replaced == 0
+    pool.close()
+    told = capfd.readouterr().err
+    assert not said or all(f"the agent toy {said}" in text for text in (told, first.outcome.message))
+    assert told.count("\n") == bool(said)
+    assert "Traceback" not in told
+
+
+def test_a_rollout_that_holds_the_interpreter_is_told_from_a_slow_one(
+    model: ModelServer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "ANSWER_S", 1.0)
+    messages = []
+    for do in ("holds", "hang"):
+        pool = start(deadline_s=2.0, retries=0, threads=1)
+        submit(pool, jobs(model, do, ""))
+        late, after = sorted(drain(pool, 2), key=lambda r: r.id)
+        assert (late.outcome.failure, after.outcome.answer) == ("deadline", "odd")
+        messages.append(late.outcome.message)
+    assert messages[0] == messages[1] + pools.HELD
 
 
 @pytest.mark.slow

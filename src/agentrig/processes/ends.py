@@ -128,11 +128,11 @@ def forks_ended(who: str) -> Iterator[None]:
             if not _told[0]:
                 _told[0] = 1
                 end = "End a child by os._exit, or start a program by subprocess"
-                _say(f"{who} forked ({_forked_at}), and the child came back: it is ended. {end}")
+                say(f"{who} forked ({_forked_at}), and the child came back: it is ended. {end}")
             _exit(1)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Write to standard error, without the lock of `sys.stderr`: another thread may hold it."""
     with suppress(OSError):
         os.write(2, f"agentrig: {text}\n".encode())
@@ -153,7 +153,7 @@ def end_forks() -> None:
     if ended:
         psutil.wait_procs(ended, timeout=1.0)
         what = "1 process" if len(ended) == 1 else f"{len(ended)} processes"
-        _say(f"{what} that a plugin has forked still ran: ended with this command")
+        say(f"{what} that a plugin has forked still ran: ended with this command")
 
 
 HELPERS = ("resource_tracker", "forkserver")
@@ -202,7 +202,7 @@ def end_started(only: Collection[int] | None = None) -> None:
     psutil.wait_procs(killed, timeout=1.0)
     for who, names in left.items():
         what = "a process" if len(names) == 1 else f"{len(names)} processes"
-        _say(f"{who} left {what} running: {', '.join(names):.200}: ended with this command")
+        say(f"{who} left {what} running: {', '.join(names):.200}: ended with this command")
 
 
 def end_left(status: int) -> None:
@@ -224,7 +224,7 @@ def end_left(status: int) -> None:
     def end() -> None:
         if not over.wait(LEFT_S):
             names = ", ".join(repr(thread.name) for thread in others())
-            _say(f"threads of a plugin still run, and this command ends without them: {names:.200}")
+            say(f"threads of a plugin still run, and this command ends without them: {names:.200}")
             try:
                 leave(status, within_s=LEFT_S)
             finally:  # the output can't be written

@@ -10,6 +10,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -32,10 +33,11 @@ from agentrig.processes.confine import BASE, ConfinedName, declared, withheld
 from agentrig.processes.ends import SIGNALS, ending
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
+from agentrig.processes.put_back import lasting, note_shared, restored
 from agentrig.processes.scratch import remove_left
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker, counted
-from agentrig.text import cut, storable, words_of
+from agentrig.text import MESSAGE_LIMIT, cut, storable, words_of
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,9 @@ PRELOAD = (
 )
 """Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
 
+PING = "are you there?"
+"""Sent to a runner whose rollouts are late: its main thread answers, unless something holds the interpreter."""
+
 END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
 
@@ -63,6 +68,7 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
     lock, connection = threading.Lock(), os.fstat(pipe.fileno())
+    named = f"the {who} {plan.name}"
 
     def send(*words: bytes) -> None:
         with lock:
@@ -71,7 +77,10 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
                 while line:
                     if not os.path.samestat(os.fstat(pipe.fileno()), connection):
                         raise OSError("a file has its number now")
-                    line = line[os.write(pipe.fileno(), line) :]
+                    try:
+                        line = line[os.write(pipe.fileno(), line) :]
+                    except BlockingIOError:  # an agent has made it one that does not wait
+                        os.set_blocking(pipe.fileno(), True)
             except OSError as error:  # an agent's mistake, or the run has ended
                 said = f"agentrig: the {who} has closed the connection to the run, and this process ends ({error})\n"
                 with suppress(OSError):
@@ -82,16 +91,23 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
         send(b"failed", quote(why, safe="").encode())  # it has several lines
         os._exit(0)
 
+    def end(why: str) -> NoReturn:
+        send(b"ending", quote(why, safe="").encode())
+        os._exit(1)
+
     agent, why = build_agent(plan)
     if agent is None:
         fail(why)
     gc.collect()
     gc.freeze()  # what the agent has built stays: it is not searched for cycles again
+    note_shared(named)
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
 
     def serve() -> None:
         while (job := jobs.get()) is not None:
             send(b"result", quote(job.id, safe="").encode(), packed(agent, job, loop))
+            if done := lasting():
+                end(f"{named} {done}, which nothing can undo in its process")
 
     try:
         loop = running_loop()
@@ -102,12 +118,23 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
     send(b"ready", str(os.getpid()).encode())
     while True:
         try:
-            message = pipe.recv()
+            data = pipe.recv_bytes()
+        except BlockingIOError:
+            os.set_blocking(pipe.fileno(), True)
+            continue
         except (EOFError, OSError):
             break
+        try:
+            restored()
+            message = pickle.loads(data)
+        except Exception as error:  # an agent has broken what Python itself needs
+            end(f"it cannot read what the run sends ({words_of(error)}): does the {who} change Python's own modules?")
         if message is None:
             break
-        jobs.put(message)
+        if message == PING:
+            send(b"alive")
+        else:
+            jobs.put(message)
     os._exit(0)  # threads may hang in the agent; this process has nothing left to save
 
 
@@ -128,6 +155,7 @@ class _Worker(Worker):
     pid: int = 0
     read: bytearray = attrs.field(factory=bytearray)
     refused: str = ""
+    why: str = ""
 
 
 def not_installed(preload: Iterable[str]) -> list[str]:
@@ -217,6 +245,10 @@ class Pool(BasePool[_Worker]):
                 end_families([worker.process.pid], [worker.mark])
             worker.pipe.close()
 
+    def _ask(self, worker: _Worker) -> None:
+        with suppress(OSError):  # it is dead
+            worker.pipe.send(PING)
+
     def _stopped(self, worker: _Worker) -> bool:
         try:
             return bool(psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
@@ -284,6 +316,12 @@ class Pool(BasePool[_Worker]):
             return []
         if what == b"failed" and not worker.ready:
             raise AgentrigError(unquote(value.decode("ascii", "replace")))
+        if what == b"alive":
+            worker.answers = True
+            return []
+        if what == b"ending" and worker.ready:
+            worker.why = cut(storable(unquote(value.decode("ascii", "replace"))), MESSAGE_LIMIT)
+            return []
         name, _, packed_result = value.partition(b" ")
         job, started = worker.jobs.get(unquote(name.decode("ascii", "replace")), (None, 0.0))
         if what != b"result" or job is None:
@@ -309,6 +347,8 @@ class Pool(BasePool[_Worker]):
         refused = worker.refused and f"; it {worker.refused}: {opened}"
         if (worker.process.exitcode or 0) >= 0 and not refused:
             refused = f"; does the {self.builds}, or what it calls, call os._exit, or close files that it did not open?"
+        if worker.why:
+            refused = f": {worker.why}"
         ended = f": the {self.builds}, or what it imports, ended its process. An error above says why"
         died = f"; {self.cure} to see why"
         failed = self._remove_dead(
@@ -323,4 +363,5 @@ class Pool(BasePool[_Worker]):
         """Say that a runner died, and what becomes of its rollouts."""
         again = len(worker.jobs) - failed
         anew = "; the ones that start again get new samples, so the seed will not repeat this run" if again else ""
-        return f"{worker.title} died {code}; {again} rollouts start again, {failed} failed{anew}"
+        why = worker.why and f": {worker.why}"
+        return f"{worker.title} died {code}{why}; {again} rollouts start again, {failed} failed{anew}"

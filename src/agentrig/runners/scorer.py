@@ -21,7 +21,7 @@ from agentrig.errors import AgentrigError, place_of
 from agentrig.pools import Job
 from agentrig.processes.ends import forks_ended
 from agentrig.processes.held import Watch
-from agentrig.processes.put_back import current_folder
+from agentrig.processes.put_back import current_folder, restored
 from agentrig.processes.replaced import left_alone
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
@@ -391,8 +391,11 @@ def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
 
 def _called(reward: Callable[..., Any], *given: Any) -> Any:
     """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it."""
-    with forks_ended("the reward"):
-        made = reward(*given)
+    try:
+        with forks_ended("the reward"):
+            made = reward(*given)
+    finally:
+        restored("the reward")  # at once: other threads of this process need it
     if inspect.iscoroutine(made):
         made.close()
     return made
