@@ -32,6 +32,9 @@ AT_ONCE_S = 1.5
 LEFT_S = 5.0
 """Seconds that Python may wait for threads at the end of a command."""
 
+before_end: list[Callable[[], None]] = []
+"""What is called before this process ends itself by force: it is no crash."""
+
 _exit = os._exit
 _command = False  # whether this process is a command of ours: it may end itself
 
@@ -228,7 +231,7 @@ def end_left(status: int) -> None:
             try:
                 leave(status, within_s=LEFT_S)
             finally:  # the output can't be written
-                _exit(status)
+                _end(status)
 
     if others():
         over = threading.Event()
@@ -342,7 +345,7 @@ def end_soon(error: Interrupted) -> None:
         if not error.told:
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden
             os.write(2, f"{shown}agentrig: {error}\n".encode())  # another thread may hold the lock of sys.stderr
-        _exit(error.exit_status)
+        _end(error.exit_status)
 
     threading.Thread(target=end, name="end", daemon=True).start()
 
@@ -359,7 +362,14 @@ def wake_stopped() -> None:
 def end_now(status: int) -> None:
     """End this process as if it were killed, if it is a command: it can't even end in order any more."""
     if _command:
-        _exit(status)
+        _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    for call in before_end:
+        with suppress(Exception):
+            call()
+    _exit(status)
 
 
 def leave(status: int, *, within_s: float | None = None) -> NoReturn:
@@ -378,4 +388,4 @@ def leave(status: int, *, within_s: float | None = None) -> NoReturn:
         handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
         handlers.start()
         handlers.join(within_s)
-    _exit(status)
+    _end(status)

@@ -6,6 +6,7 @@ import builtins
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ class SharedState:
         self.lasting = ""
         self._limits = {name: resource.getrlimit(number) for name, number in _limits().items()}
         self._modules, self._table = dict(sys.modules), sys.modules
+        self._timed = signal.getitimer(signal.ITIMER_REAL)[0] > 0
         self._environment, self._user = os.environ, os.geteuid()
         self._recursion = sys.getrecursionlimit()
         self._traced, self._profiled = threading.gettrace(), threading.getprofile()
@@ -91,6 +93,9 @@ class SharedState:
         return now is not module and (now is None or name.partition(".")[0] in OURS)
 
     def _restored_python(self) -> Iterator[str]:
+        if not self._timed and signal.getitimer(signal.ITIMER_REAL)[0]:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            yield "set a timer by signal.alarm or setitimer, which would end its process"
         if os.environ is not self._environment:
             setattr(os, "environ", self._environment)  # noqa: B010 (the object itself, not what it holds)
             yield "replaced os.environ"

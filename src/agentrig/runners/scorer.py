@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -156,6 +157,7 @@ class Scorer:
 
     Attributes:
         in_processes: Whether it judges in processes now.
+        record: The run's `error.json`, for a reward that ends the run's process; None outside of a run.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class Scorer:
         self._plan, self.in_processes = plan, process and plan is not None
         self._pool: RewardPool | None = None
         self._watch: Watch | None = None
+        self.record: Path | None = None
         self._lock = threading.Lock()
         self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
@@ -275,10 +278,14 @@ class Scorer:
             return
         if self._watch is None:
             self._watch = Watch(
-                f"agentrig: this command is killed: the reward {self._plan.name} ran past its budget of "
+                f"this command is killed: the reward {self._plan.name} ran past its budget of "
                 f"{self._budget_s:g} s (tasks that it judged then: {{during}}) and does not release Python's "
                 "interpreter, as a regular expression or other native code that never ends. Start it again with "
-                "run.reward_process=true: then only such a score is invalid"
+                "run.reward_process=true: then only such a score is invalid",
+                f"this command has ended without a word of its own while the reward {self._plan.name} judged (tasks: "
+                "{during}): native code in it crashed or called exit, or a SIGKILL came from outside.\n  If it was the "
+                f"reward: {REWARD_CURE}",
+                self.record,
             )
         self._watch.beat(None if limit_s is None else limit_s + HELD_S)
 
@@ -320,7 +327,7 @@ class Scorer:
 
     def replace(self, other: Scorer) -> None:
         """Close another scorer of the same reward and budget; the process that watches this command goes on."""
-        self._watch, other._watch = other._watch, None
+        self._watch, other._watch, self.record = other._watch, None, other.record
         other.close()
 
     def close(self) -> None:
