@@ -120,7 +120,7 @@ class SharedState:
                 yield f"removed {module.__name__}.{name}"
         for name, entries in self._paths.items():
             if not getattr(sys, name, None):
-                setattr(sys, name, entries)
+                setattr(sys, name, list(entries))
                 yield f"emptied sys.{name}"
         for name, stream in self._streams.items():
             if stream is not None and not _takes_text(getattr(sys, name, None)):
