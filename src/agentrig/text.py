@@ -162,6 +162,9 @@ def read_fault(error: Exception) -> str:
     """Return why a file of a run could not be read, in words of the file and not of Python's."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"line {line} has the byte {error.object[error.start]:#04x}, which is not UTF-8"
     if isinstance(error, KeyError) and error.args:
         return f"it has no {error.args[0]}"
     if isinstance(error, RecursionError):

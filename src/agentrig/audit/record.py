@@ -196,7 +196,10 @@ class Record:
         if not file.exists():
             raise ConfigError(f"{path} is not a run directory: it has no config.toml")
         with readable(file, "Restore it from a copy, for example from the section config of manifest.json"):
-            self.config = tomllib.loads(read_text(file))
+            text = read_text(file).removeprefix("\N{BYTE ORDER MARK}")
+            if not text.strip():
+                raise ValueError("it is empty")
+            self.config = tomllib.loads(text)
             self.settings: Mapping[str, Any] = {**self.config["algorithm"]}
         if self.demonstrations:
             self.settings = {**IMITATED, **self.settings}

@@ -122,6 +122,8 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mappin
             cause = error.__context__
             cure = NOT_ALLOWED if isinstance(cause, PermissionError) else CURES[file.name]
             raise ConfigError(f"{error}. {cure}") from None
+        if not settings:
+            raise ValueError("it is empty")
         named = {kind: str(settings[kind]["use"]).rpartition(":")[2] for kind in MEASURE}
     with reading(directory / "manifest.json"):
         components = facts.get("components", {})

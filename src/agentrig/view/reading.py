@@ -248,7 +248,9 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         raise AgentrigError(no_run(directory))
     missing: list[str] = []
     text = str(_read(directory / "config.toml", _text, missing) or "")
-    config = _read(directory / "config.toml", _toml, missing) if text else {}
+    odd = _not_utf8(directory / "config.toml") if "\N{REPLACEMENT CHARACTER}" in text else ""
+    missing += [f"{odd}. {CURES['config.toml']}"] if odd else []
+    config = _read(directory / "config.toml", _toml, [] if odd else missing) if text else {}
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
     if not text.strip() and (directory / "config.toml").is_file() and not missing:
         missing.append(f"config.toml is empty. {CURES['config.toml']}")
@@ -486,7 +488,7 @@ def _summary(path: Path) -> Mapping[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     with reading(path):
-        return tomllib.loads(_text(path))
+        return tomllib.loads(_text(path).removeprefix("\N{BYTE ORDER MARK}"))
 
 
 def rollout_files(folder: Path) -> Iterator[RolloutFile]:
