@@ -314,19 +314,14 @@ def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: Mod
     ],
 )
 def test_what_an_agent_breaks_in_its_runner_is_whole_again_for_the_next_rollout(
-    do: str, said: str, model: ModelServer, start: Start, capfd: pytest.CaptureFixture[str]
+    do: str, said: str, model: ModelServer, start: Start
 ) -> None:
     pool = start(threads=1, retries=0)
     submit(pool, jobs(model, do, "", ""))
     first, *others = sorted(drain(pool, 3), key=lambda r: r.id)
     assert [r.outcome.answer for r in others] == ["odd"] * 2
     assert pool.replaced == 0
-    pool.close()
-    told = capfd.readouterr().err
-    assert not said or f"the agent toy {said}" in told
-    assert first.outcome.answer == "odd" or f"the agent toy {said}" in first.outcome.message
-    assert told.count("\n") == bool(said)
-    assert "Traceback" not in told
+    assert (f"the agent toy {said}" in first.outcome.message) == bool(said)
 
 
 def test_a_rollout_that_holds_the_interpreter_is_told_from_a_slow_one(
