@@ -461,31 +461,48 @@ def test_a_reward_that_changes_directory_and_umask_does_not_move_or_lock_the_run
 
 
 HOLDS = """
-import re, sys
+import ctypes, os, pathlib, re, sys, time
 from agentrig import Outcome, Score, Task
 from agentrig.runners import scorer
 from agentrig.traces import Trace
 
 def reward(task, outcome, budget_s):
     if task.id == "held":
-        re.match(r"(a+)+$", "a" * 60 + "b")
+        HOW
     return Score.ok(1.0)
 
 scorer.HELD_S = 1.0
 plan = scorer.RewardPlan(name="stuck", config={}, files=(), block=(), budget_s=0.2)
 judge = scorer.Scorer(reward, budget_s=0.2, plan=plan)
+judge.record = pathlib.Path(sys.argv[1])
 for name in ("soon", "held"):
     print([s.value for s in judge([(Task(id=name, input={}), Outcome(answer="a"), Trace(rollout_id="r"))])], flush=True)
 """
 
 
-def test_a_reward_that_keeps_the_interpreter_ends_the_command_with_its_name_and_the_cure() -> None:
-    """No thread and no signal's handler of that process could: it hung for good."""
-    ended = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "[1.0]\n")
-    assert "this command is killed: the reward stuck ran past its budget of 0.2 s" in ended.stderr
-    assert "(tasks that it judged then: held)" in ended.stderr
-    assert "run.reward_process=true" in ended.stderr
+LATE = "this command is killed: the reward stuck ran past its budget of 0.2 s (tasks that it judged then: held)"
+ENDED = "this command has ended without a word of its own while the reward stuck judged (tasks: held)"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ('re.match(r"(a+)+$", "a" * 60 + "b")', -signal.SIGKILL, LATE),
+        ("ctypes.string_at(0)", -signal.SIGSEGV, ENDED),
+        ("ctypes.CDLL(None)._exit(0)", 0, ENDED),
+    ],
+)
+def test_a_reward_that_holds_or_ends_the_command_is_named_with_the_cure(
+    how: str, code: int, said: str, tmp_path: Path
+) -> None:
+    """No thread and no signal's handler of that process could: it hung for good, or ended without a word."""
+    words = [sys.executable, "-c", HOLDS.replace("HOW", how), str(tmp_path / "error.json")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (code, "[1.0]\n")
+    assert said in ended.stderr
+    recorded = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert recorded.startswith(said)
+    assert "run.reward_process=true" in recorded
 
 
 def held(task: Task, outcome: Outcome, budget_s: float) -> Score:

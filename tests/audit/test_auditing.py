@@ -195,7 +195,7 @@ def test_one_process_watches_the_reward_at_all_audited_answers(
     toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, real = [], scorer.Watch
-    monkeypatch.setattr(scorer, "Watch", lambda why: made.append(real(why)) or made[-1])
+    monkeypatch.setattr(scorer, "Watch", lambda *given: made.append(real(*given)) or made[-1])
     row = Row(id="r", task_id="t", group="g", input={}, answer="odd", spans=(), calls=(), **REST)
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     with closing(Rebuilt(toy_plan())) as rebuilt:

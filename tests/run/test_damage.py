@@ -54,7 +54,7 @@ def resume(run: Path) -> None:
         ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
         ("progress.json", "{'a': 1}", r"progress\.json is damaged: .*\. Restore it from a copy, or remove it: the acc"),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
-        ("config.toml", "", r"config\.toml is damaged: it has no reward\. Restore it from a copy, for example"),
+        ("config.toml", "", r"config\.toml is damaged: it is empty\. Restore it from a copy, for example"),
         ("probe.json", "{}", r"probe\.json cannot be read: it has no 'ids'\. Delete it: the run then"),
         ("rollouts/validation-00001.parquet", "PAR1 no", r"-00001\.parquet is damaged: .*\. Remove it: its rollouts"),
     ],
@@ -154,6 +154,20 @@ def test_an_edited_setting_is_named_by_why_too(run: Path) -> None:
     file.write_text(file.read_text().replace("seed = 0", 'seed = "fast"', 1))
     named = [each for each in diagnose(run).missing if "edited" in each]
     assert named == ["config.toml was edited: run.seed is 'fast', and the run had 0"]
+
+
+def test_every_reader_names_the_line_of_a_configuration_that_is_not_utf8(run: Path, tmp_path: Path) -> None:
+    """Some read it as far as it went, without a word; others named a position in Python's words."""
+    file, other = run / "config.toml", shutil.copytree(run, tmp_path / "other")
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([*lines[:3], lines[3] + b" # \xff", *lines[4:]]))
+    for command in (["train", "--resume"], ["why"], ["report"], ["compare"], ["audit"]):
+        more = [str(other)] if command == ["compare"] else []
+        said = " ".join(CliRunner().invoke(main, [*command, str(run), *more]).output.split())
+        assert re.search(r"config\.toml\S*( is damaged:| cannot be read:)? line 4", said), (command, said)
+        assert "Traceback" not in said
+    file.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))  # as an editor on Windows saves it: nothing is lost
+    assert not any("config.toml" in each for each in diagnose(run).missing)
 
 
 def test_a_damaged_warning_of_a_run_is_not_shown(run: Path) -> None:

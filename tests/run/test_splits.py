@@ -81,6 +81,21 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
     ("body", "said"),
     [
         ("return [row(0), row(1), row(0)]", 'row 2 (the first is 0): id is "t-0", which row 0 has too'),
+        ("return [row(0), Task]", "row 1 (the first is 0): it is a type; write agentrig.Task("),
+        ("return [row(0), object.__new__(Task)]", "row 1 (the first is 0): its id cannot be read (AttributeError: "),
+        (
+            "class Bare(Task):\n    def __init__(self): pass\nreturn [row(0), Bare()]",
+            "its id cannot be read (AttributeError: 'Bare' object has no attribute 'id'). Does Bare call super()",
+        ),
+        (
+            "class Odd(Task):\n    private = property(lambda self: {}['gold'])\nodd = object.__new__(Odd)\n"
+            "for name in ('id', 'input'): object.__setattr__(odd, name, {'id': 'x'}.get(name, {}))\nreturn [odd]",
+            "row 0 (the first is 0): its private cannot be read (KeyError: 'gold' (my_tasks.py:",
+        ),
+        (
+            "class Odd(dict):\n    def items(self): raise OSError('gone')\nreturn [row(0, input=Odd(a=1))]",
+            "row 0 (the first is 0): its input cannot be read (OSError: gone (my_tasks.py:",
+        ),
         ("return [row(0, id=7)]", 'row 0 (the first is 0): id is 7 (int); it must be text, for example "7"'),
         ("return [row(0, id='')]", "id is empty; give every task an id of its own"),
         ("return [row(0), {'id': 'x'}]", "row 1 (the first is 0): it is a dict; write agentrig.Task(id=..., input={"),

@@ -30,7 +30,8 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
 from agentrig.processes import forks
-from agentrig.processes.shared import SharedInterpreter
+from agentrig.processes.shared_functions import SharedInterpreter
+from agentrig.runners import pools
 from agentrig.runners.attempt import failure_kind, run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
@@ -233,7 +234,7 @@ def test_a_hostile_message_costs_its_rollout_only(what: str, model: ModelServer,
     submit(pool, jobs(model, f"writes-{what}", "", "", ""))
     results = {r.id: r.outcome for r in drain(pool, 4, timeout_s=60)}
     assert [results[f"job-{i}"].answer for i in (1, 2, 3)] == ["odd"] * 3
-    kinds = {"noise": "runner-died", "length": "deadline", "form": "infrastructure", "deep": "infrastructure"}
+    kinds = {"noise": "runner-died", "length": "runner-died", "form": "infrastructure", "deep": "infrastructure"}
     assert results["job-0"].failure == kinds[what], results["job-0"]
     assert ("sent what no runner sends (b'\\x80\\x05 noise')" in results["job-0"].message) == (what == "noise")
 
@@ -305,6 +306,39 @@ def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: Mod
     assert time.monotonic() - before < 20
     assert first not in pool.processes()
     assert pool.replaced >= 1
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        ("limits-files", "set the limit RLIMIT_NOFILE (ulimit -n) from"),
+        ("clears-modules", "removed all modules from sys.modules"),
+        ("makes-pipes-odd", ""),
+    ],
+)
+def test_what_an_agent_breaks_in_its_runner_is_whole_again_for_the_next_rollout(
+    do: str, said: str, model: ModelServer, start: Start
+) -> None:
+    pool = start(threads=1, retries=0)
+    submit(pool, jobs(model, do, "", ""))
+    first, *others = sorted(drain(pool, 3), key=lambda r: r.id)
+    assert [r.outcome.answer for r in others] == ["odd"] * 2
+    assert pool.replaced == 0
+    assert (f"the agent toy {said}" in first.outcome.message) == bool(said)
+
+
+def test_a_rollout_that_holds_the_interpreter_is_told_from_a_slow_one(
+    model: ModelServer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "ANSWER_S", 1.0)
+    messages = []
+    for do in ("holds", "hang"):
+        pool = start(deadline_s=2.0, retries=0, threads=1)
+        submit(pool, jobs(model, do, ""))
+        late, after = sorted(drain(pool, 2), key=lambda r: r.id)
+        assert (late.outcome.failure, after.outcome.answer) == ("deadline", "odd")
+        messages.append(late.outcome.message)
+    assert messages[0] == messages[1] + pools.HELD
 
 
 @pytest.mark.slow
@@ -411,7 +445,7 @@ def test_a_function_that_an_agent_replaces_changes_no_answer_of_its_siblings(
     assert results["job-0"].failure == "agent-error"
     assert results["job-0"].message.startswith("the agent replaced json.loads of the interpreter, and it is put back")
     assert "runners.threads=1, or a program" in results["job-0"].message
-    assert "died (a rollout in it replaced json.loads of the interpreter)" in caplog.text
+    assert "died (exit code 1): a rollout in it replaced json.loads of the interpreter: " in caplog.text
 
 
 def test_what_rollouts_share_is_compared_in_a_fifth_of_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -136,6 +137,16 @@ def misbehave(do, task_input):
                 os.write(number, b"\xff no message of anyone\n")
     if do == "forks" and os.fork():
         time.sleep(1.0)  # the child comes back first
+    if do == "limits-files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if do == "clears-modules":
+        sys.modules.clear()
+    if do == "makes-pipes-odd":
+        for number in range(3, 64):
+            with suppress(OSError):
+                os.set_blocking(number, False)
+    if do == "holds":
+        ctypes.PyDLL(None).sleep(600)  # it does not release the interpreter
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     if do == "holds":

@@ -63,7 +63,7 @@ class _Head(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
-        """Compute the gradients of the hidden states and the weight."""
+        """Compute the gradients of the hidden states, and of the weight where it is trained."""
         hidden, weight, targets, lse, *kept = ctx.saved_tensors
         parts, of_weight = [], None
         columns = (torch.split(x, ctx.rows) for x in (hidden, targets, lse, gradient))
@@ -71,8 +71,9 @@ class _Head(torch.autograd.Function):
             logits = kept[0].clone() if kept else functional.linear(states, weight)
             torch.ops.agentrig.row_gradient(logits, their, its, part.contiguous(), ctx.scale)
             parts.append(logits @ weight)
-            product = logits.t() @ states
-            of_weight = product if of_weight is None else of_weight.add_(product)
+            if ctx.needs_input_grad[1]:  # as large as the head
+                product = logits.t() @ states
+                of_weight = product if of_weight is None else of_weight.add_(product)
             del logits
         return torch.cat(parts), of_weight, None, None, None
 

@@ -32,6 +32,9 @@ AT_ONCE_S = 1.5
 LEFT_S = 5.0
 """Seconds that Python may wait for threads at the end of a command."""
 
+before_end: list[Callable[[], None]] = []
+"""What is called before this process ends itself by force: it is no crash."""
+
 _exit = os._exit
 _command = False  # whether this process is a command of ours: it may end itself
 
@@ -128,11 +131,11 @@ def forks_ended(who: str) -> Iterator[None]:
             if not _told[0]:
                 _told[0] = 1
                 end = "End a child by os._exit, or start a program by subprocess"
-                _say(f"{who} forked ({_forked_at}), and the child came back: it is ended. {end}")
+                say(f"{who} forked ({_forked_at}), and the child came back: it is ended. {end}")
             _exit(1)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Write to standard error, without the lock of `sys.stderr`: another thread may hold it."""
     with suppress(OSError):
         os.write(2, f"agentrig: {text}\n".encode())
@@ -153,7 +156,7 @@ def end_forks() -> None:
     if ended:
         psutil.wait_procs(ended, timeout=1.0)
         what = "1 process" if len(ended) == 1 else f"{len(ended)} processes"
-        _say(f"{what} that a plugin has forked still ran: ended with this command")
+        say(f"{what} that a plugin has forked still ran: ended with this command")
 
 
 HELPERS = ("resource_tracker", "forkserver")
@@ -202,7 +205,7 @@ def end_started(only: Collection[int] | None = None) -> None:
     psutil.wait_procs(killed, timeout=1.0)
     for who, names in left.items():
         what = "a process" if len(names) == 1 else f"{len(names)} processes"
-        _say(f"{who} left {what} running: {', '.join(names):.200}: ended with this command")
+        say(f"{who} left {what} running: {', '.join(names):.200}: ended with this command")
 
 
 def end_left(status: int) -> None:
@@ -224,11 +227,11 @@ def end_left(status: int) -> None:
     def end() -> None:
         if not over.wait(LEFT_S):
             names = ", ".join(repr(thread.name) for thread in others())
-            _say(f"threads of a plugin still run, and this command ends without them: {names:.200}")
+            say(f"threads of a plugin still run, and this command ends without them: {names:.200}")
             try:
                 leave(status, within_s=LEFT_S)
             finally:  # the output can't be written
-                _exit(status)
+                _end(status)
 
     if others():
         over = threading.Event()
@@ -342,7 +345,7 @@ def end_soon(error: Interrupted) -> None:
         if not error.told:
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden
             os.write(2, f"{shown}agentrig: {error}\n".encode())  # another thread may hold the lock of sys.stderr
-        _exit(error.exit_status)
+        _end(error.exit_status)
 
     threading.Thread(target=end, name="end", daemon=True).start()
 
@@ -359,7 +362,14 @@ def wake_stopped() -> None:
 def end_now(status: int) -> None:
     """End this process as if it were killed, if it is a command: it can't even end in order any more."""
     if _command:
-        _exit(status)
+        _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    for call in before_end:
+        with suppress(Exception):
+            call()
+    _exit(status)
 
 
 def leave(status: int, *, within_s: float | None = None) -> NoReturn:
@@ -378,4 +388,4 @@ def leave(status: int, *, within_s: float | None = None) -> NoReturn:
         handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
         handlers.start()
         handlers.join(within_s)
-    _exit(status)
+    _end(status)

@@ -1,4 +1,4 @@
-"""What a plugin's code may leave behind in this process: another directory or umask, and processes that go on."""
+"""What a plugin's code may leave behind in this process: another directory, lower limits, processes that go on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agentrig.processes.ends import forks_ended, note_started
+from agentrig.processes.ends import forks_ended, note_started, say
+from agentrig.processes.shared_state import SharedState
 from agentrig.processes.supervisor import children_of
 
 log = logging.getLogger(__name__)
@@ -23,16 +25,19 @@ _under_way = 0
 _folder, _suspect = "", ""
 _mask: int | None = None
 _told: set[tuple[str, str]] = set()
+_shared: SharedState | None = None
+_owner = "the agent"
+_restored: list[tuple[float, str, str]] = []  # when, who, and what had been done
 
 
 @contextmanager
 def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator[None]:
     """Run a plugin's code: afterwards the current directory is what it was, because paths of a run are relative to it.
 
-    So is the umask, without which nobody could read the run's files.
+    So are the umask, without which nobody could read the run's files, and what `SharedState` notes.
 
     Blocks may be open at once in several threads: the directory before the first of them counts, and it is put back
-    when the last of them ends. A runner is the agent's own process, so nothing is put back there.
+    when the last of them ends. A runner is the agent's own process, so only `restored` puts something back there.
 
     Args:
         who: Whose code it is, for the message.
@@ -63,10 +68,48 @@ def current_folder() -> str:
         return ""
 
 
+def note_shared(owner: str) -> None:
+    """Note what the rollouts of a runner share, so that `restored` can put it back; `owner` is whose runner it is."""
+    global _shared, _owner
+    _shared, _owner = SharedState(), owner
+
+
+def restored(who: str = "") -> None:
+    """Put back at once what a plugin's code has broken for all other code of this process, and say so."""
+    who = who or _owner
+    with _lock:
+        did = _shared.restore() if _shared is not None else []
+        _restored.extend((time.monotonic(), who, each) for each in did)
+    for each in did:
+        kept = "which nothing can undo here" if _shared is not None and each == _shared.lasting else "put back"
+        text = f"{who} {each}, and all code in its process shares that: {kept}"
+        if (who, each) not in _told:
+            _told.add((who, each))
+            if os.environ.get(MARK):
+                say(text)
+            else:
+                log.warning("%s", text)
+
+
+def restored_since(moment: float) -> str:
+    """Return what has been put back since then (on the monotonic clock), as the end of a failure's message, or ''."""
+    found = [(who, did) for when, who, did in _restored if when >= moment]
+    if not found:
+        return ""
+    did = " and ".join(dict.fromkeys(did for _, did in found))
+    return f"; {found[0][0]} {did}, and all code in its process shares that"
+
+
+def lasting() -> str:
+    """Return what was done to this process that nothing can undo; '' for nothing."""
+    return _shared.lasting if _shared is not None else ""
+
+
 def _enter(folder: str) -> None:
-    global _under_way, _folder, _suspect, _mask
+    global _under_way, _folder, _suspect, _mask, _shared
     with _lock:
         if not _under_way:
+            _shared = SharedState()
             _mask = _umask()
             _folder, _suspect = folder or current_folder(), ""
         _under_way += 1
@@ -74,6 +117,7 @@ def _enter(folder: str) -> None:
 
 def _leave(who: str) -> None:
     global _under_way, _suspect
+    restored(who)
     with _lock:
         _under_way -= 1
         mask = _umask()

@@ -205,7 +205,8 @@ class Checkpoints:
 
     def _name_latest(self, step: int) -> None:
         """Write the name of the latest checkpoint, for readers without this class."""
-        write_whole(self.folder / "latest", self.path(step).name)
+        with writing(self.folder / "latest"):
+            write_whole(self.folder / "latest", self.path(step).name)
 
     def _remove(self, step: int) -> None:
         gone = self._aside(step, "gone")

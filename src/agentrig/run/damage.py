@@ -57,7 +57,8 @@ def _wrong(error: Exception, path: Path, setting: str) -> str:
     code = error.errno if isinstance(error, OSError) else None
     what = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{what}. Get write permission there{f', or choose another place: {setting}' if setting else ''}"
+        locked = ", or undo chattr +i" if code == errno.EPERM else ""
+        return f"{what}. Get write permission there{locked}{f', or choose another place: {setting}' if setting else ''}"
     gone = next((folder for folder in reversed(path.parents) if not os.path.lexists(folder)), None)
     if code == errno.ENOENT and gone is not None and setting in ("", "run.directory=DIR"):
         return (

@@ -211,23 +211,51 @@ def _checked(rows: Any, where: str) -> list[Task]:
     if isinstance(rows, str | bytes | Mapping) or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         got = "None; is a `return` missing?" if rows is None else f"a {type(rows).__name__}; write `return list(...)`."
         raise PluginError(f"{where}: `load` returned {got} It must return a list of agentrig.Task objects")
-    tasks: list[Any] = [_own(row) for row in rows]
+    tasks: list[Any] = []
     seen: dict[str, int] = {}
-    for number, task in enumerate(tasks):
-        problem = _problem(task)
+    for number, row in enumerate(rows):
+        task, problem, place = row, None, ""
+        try:
+            task = _own(row)
+            place = task.place if isinstance(task, Task) and isinstance(task.place, str) else ""
+            problem = _problem(task)
+        except _Unread as unread:
+            problem = str(unread)
+        except Exception as error:  # a mapping's own methods may raise anything
+            problem = f"it cannot be read: {words_of(error)}{place_of(error)}"
+        tasks.append(task)
         if problem is None and (first := seen.setdefault(task.id, number)) != number:
             problem = f'id is "{task.id}", which row {first} has too; ids must be unique within a split'
         if problem is not None:
-            place = getattr(task, "place", "") or f"row {number} (the first is 0)"
-            raise PluginError(f"{where}, {place}: {problem}")
+            raise PluginError(f"{where}, {place or f'row {number} (the first is 0)'}: {problem}")
     return tasks
 
 
+class _Unread(Exception):
+    """A field of a task cannot be read."""
+
+
 def _own(row: Any) -> Any:
-    """Return a plain task for one of a class derived from `Task`, read once; anything else as it is."""
-    if type(row) is Task or not isinstance(row, Task):
+    """Return a plain task whose fields were read once, as plain dicts where they are mappings; or no task as it is.
+
+    Raises:
+        _Unread: A field cannot be read; the message names it.
+    """
+    if not isinstance(row, Task):
         return row
-    return Task(**{field.name: getattr(row, field.name) for field in attrs.fields(Task)})
+    values: dict[str, Any] = {}
+    for field in attrs.fields(Task):
+        try:
+            value = getattr(row, field.name)
+            odd = isinstance(value, Mapping) and type(value) is not dict and field.name != "row"
+            values[field.name] = dict(value.items()) if odd else value
+        except (Exception, SystemExit) as error:
+            raise _Unread(
+                f"its {field.name} cannot be read ({words_of(error)}{place_of(error)}). Does {type(row).__name__} "
+                "call super().__init__? Or write agentrig.Task(id=..., input={...}, private={...})"
+            ) from error
+    same = type(row) is Task and all(getattr(row, name) is value for name, value in values.items())
+    return row if same else Task(**values)
 
 
 def _problem(task: Any) -> str | None:

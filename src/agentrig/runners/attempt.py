@@ -20,7 +20,8 @@ from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import forks_ended, no_silent_end
-from agentrig.processes.shared import CURE, InterpreterChanged, SharedInterpreter, listed
+from agentrig.processes.put_back import restored, restored_since
+from agentrig.processes.shared_functions import CURE, InterpreterChanged, SharedInterpreter, listed
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
 from agentrig.text import cut, masked, plain_json, storable, whole_json, words_of
@@ -88,7 +89,7 @@ def _called(
     """Call the agent and record its calls; those that went through the gateway are fetched there at the end."""
     from agentrig.tracing.recording import recording
 
-    endpoint = job.endpoint
+    endpoint, began = job.endpoint, time.monotonic()
     without_proxy(endpoint.base_url)
     muted = bool(getattr(agent, "records_itself", False))
     with (
@@ -115,13 +116,15 @@ def _called(
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
+            restored()
             own = answer if isinstance(answer, Judged) else Judged(answer=answer)
             digest = value_digest(own.answer)
             outcome = Outcome(answer=json_values(own.answer), own_reward=_number(own.reward))
             if digest:
                 recorder.about[RETURNED] = digest
         except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
-            outcome = _failed(error, job)
+            restored()
+            outcome = _failed(error, job, restored_since(began))
             recorder.fail(outcome.message)
     if visit is not None:
         try:
@@ -138,8 +141,8 @@ def _measured(job: Job) -> bool:
     return job.mode in ("val", "test")
 
 
-def _failed(error: BaseException, job: Job) -> Outcome:
-    """Return the outcome of a rollout whose agent raised an exception."""
+def _failed(error: BaseException, job: Job, told: str = "") -> Outcome:
+    """Return the outcome of a rollout whose agent raised an exception; `told` is added to its message."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     kind = failure_kind(error)
@@ -149,7 +152,7 @@ def _failed(error: BaseException, job: Job) -> Outcome:
         kind, message = "agent-error", f"{message} {named}"
     own = kind == "agent-error"
     place = place_of(error) + field_hint(error, input=job.input) if own else _answer_of(error, message)
-    return Outcome(failure=kind, message=message + place + hint(message))
+    return Outcome(failure=kind, message=message + place + hint(message) + told)
 
 
 def _answer_of(error: BaseException, message: str) -> str:
@@ -211,12 +214,15 @@ def packed(
         InterpreterChanged: Something was replaced while other rollouts were under way here.
     """
     started, why, result = time.monotonic(), "", None
+    what = "the rollout cannot be run in its process"
     turn = shared.begin() if shared is not None else None
     try:
         result = run_agent(agent, job, loop)
+        what = "the rollout's result cannot be sent from its process"
         data = result.packed()
     except BaseException as error:
-        why = f"the rollout's result cannot be sent from its process: {words_of(error)}"
+        restored()
+        why = f"{what}: {words_of(error)}{restored_since(started)}"
     if shared is not None and turn is not None and (replaced := shared.end(turn)):
         if turn.beside:
             raise InterpreterChanged(replaced)

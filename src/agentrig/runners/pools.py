@@ -26,6 +26,15 @@ SPAWN_LIMIT = 3
 READY_S = 300.0
 """Seconds that a runner may take to start and to build its agent."""
 
+ANSWER_S = 5.0
+"""Seconds that the interpreter of a runner with a late rollout has to answer; a busy machine needs some."""
+
+HELD = (
+    "; native code of one of its rollouts, or a regular expression, held Python's interpreter, so nothing else in that "
+    "runner could go on. Give that code a limit of its own, start it by subprocess, or set runners.threads=1"
+)
+"""Added to the message of a late rollout whose runner did not answer."""
+
 SLOW_S = 15.0
 """Seconds after which it is said that the agent is still being built."""
 
@@ -53,10 +62,20 @@ def check_machine() -> None:
 
 @attrs.define(eq=False, kw_only=True)
 class Worker:
-    """A runner: its name in log lines, whether it has built its agent, and its jobs with their start times."""
+    """A runner.
+
+    Attributes:
+        title: Its name in log lines.
+        ready: Whether it has built its agent.
+        asked: When it was asked to answer, because a rollout is late; 0 if it was not.
+        answers: Whether it has answered since.
+        jobs: Its jobs with their start times.
+    """
 
     title: str
     ready: bool = False
+    asked: float = 0.0
+    answers: bool = False
     created: float = attrs.field(factory=time.monotonic)
     jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
 
@@ -129,12 +148,22 @@ class BasePool(abc.ABC, Generic[W]):
     def _kill(self, worker: W) -> None:
         """End a runner, and release its resources."""
 
-    def _stopped(self, worker: W) -> str:
-        """Return why none of a runner's rollouts could go on, such as a signal that has stopped it; '' if they could.
+    def _ask(self, worker: W) -> None:
+        """Ask a runner to answer, so that a held interpreter can be told from a slow agent."""
+        worker.answers = True
 
-        Asked of one with a late rollout: with others under way it is not known which of them is the cause.
-        """
-        return ""
+    def _holds(self, worker: W, now: float) -> bool | None:
+        """Whether code in a runner holds its interpreter; None while it may still answer."""
+        if not worker.asked:
+            worker.asked, worker.answers = now, False
+            self._ask(worker)
+        if worker.answers:
+            return False
+        return True if now - worker.asked > ANSWER_S else None
+
+    def _stopped(self, worker: W) -> bool:
+        """Whether a signal has stopped a runner, so that none of its rollouts could go on."""
+        return False
 
     def start(self) -> None:
         """Start the missing runners; they build the agent in the background."""
@@ -292,8 +321,14 @@ class BasePool(abc.ABC, Generic[W]):
         for worker in list(self._workers):
             overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self.deadline_s]
             if not overdue:
+                worker.asked = 0.0
                 continue
-            stopped = self._stopped(worker)
+            stopped = "was stopped by a signal" if self._stopped(worker) else ""
+            held = not stopped and self._holds(worker, now)
+            if held is None:
+                continue
+            if held and len(worker.jobs) > 1:
+                stopped = "could run nothing: native code kept Python's interpreter"
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
                 failed += self._remove_dead(worker, "", partial(self._stopped_words, stopped))
@@ -305,7 +340,7 @@ class BasePool(abc.ABC, Generic[W]):
             for job_id in overdue:
                 job, started = worker.jobs.pop(job_id)
                 limit = f"{self.deadline_s:g} s (runners.deadline_s)"
-                reason = f"the rollout ran past its deadline of {limit} and its runner was killed"
+                reason = f"the rollout ran past its deadline of {limit} and its runner was killed{HELD if held else ''}"
                 failed.append(job.failed("deadline", reason, started))
                 self._lost.pop(job_id, None)
             self._waiting.extendleft(

@@ -10,6 +10,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -32,11 +33,12 @@ from agentrig.processes.confine import BASE, ConfinedName, declared, withheld
 from agentrig.processes.ends import SIGNALS, ending
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
+from agentrig.processes.put_back import lasting, note_shared, restored
 from agentrig.processes.scratch import remove_left
-from agentrig.processes.shared import CURE, InterpreterChanged, SharedInterpreter
+from agentrig.processes.shared_functions import CURE, InterpreterChanged, SharedInterpreter
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker, counted
-from agentrig.text import cut, storable, words_of
+from agentrig.text import MESSAGE_LIMIT, cut, storable, words_of
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +56,8 @@ PRELOAD = (
 )
 """Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
 
-PING = "ping"
-"""Asks a runner for a sign of life: its main thread answers."""
-
-ANSWER_S = 2.0
-"""Seconds in which it must, unless none of its threads can run."""
+PING = "are you there?"
+"""Sent to a runner whose rollouts are late: its main thread answers, unless something holds the interpreter."""
 
 END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
@@ -70,6 +69,7 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
     lock, connection = threading.Lock(), os.fstat(pipe.fileno())
+    named = f"the {who} {plan.name}"
 
     def send(*words: bytes) -> None:
         with lock:
@@ -78,7 +78,10 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
                 while line:
                     if not os.path.samestat(os.fstat(pipe.fileno()), connection):
                         raise OSError("a file has its number now")
-                    line = line[os.write(pipe.fileno(), line) :]
+                    try:
+                        line = line[os.write(pipe.fileno(), line) :]
+                    except BlockingIOError:  # an agent has made it one that does not wait
+                        os.set_blocking(pipe.fileno(), True)
             except OSError as error:  # an agent's mistake, or the run has ended
                 said = f"agentrig: the {who} has closed the connection to the run, and this process ends ({error})\n"
                 with suppress(OSError):
@@ -89,11 +92,16 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
         send(b"failed", quote(why, safe="").encode())  # it has several lines
         os._exit(0)
 
+    def end(why: str) -> NoReturn:
+        send(b"ending", quote(why, safe="").encode())
+        os._exit(1)
+
     agent, why = build_agent(plan)
     if agent is None:
         fail(why)
     gc.collect()
     gc.freeze()  # what the agent has built stays: it is not searched for cycles again
+    note_shared(named)
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     shared = SharedInterpreter(several=threads > 1) if who == "agent" else None
 
@@ -102,9 +110,10 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
             try:
                 result = packed(agent, job, loop, shared)
             except InterpreterChanged as changed:  # by one of those under way: each is lost, and starts again alone
-                send(b"changed", quote(str(changed), safe="").encode())
-                os._exit(1)
+                end(f"a rollout in it replaced {changed} of the interpreter: {CURE}")
             send(b"result", quote(job.id, safe="").encode(), result)
+            if done := lasting():
+                end(f"{named} {done}, which nothing can undo in its process")
 
     try:
         loop = running_loop()
@@ -115,9 +124,17 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
     send(b"ready", str(os.getpid()).encode())
     while True:
         try:
-            message = pipe.recv()
+            data = pipe.recv_bytes()
+        except BlockingIOError:
+            os.set_blocking(pipe.fileno(), True)
+            continue
         except (EOFError, OSError):
             break
+        try:
+            restored()
+            message = pickle.loads(data)
+        except Exception as error:  # an agent has broken what Python itself needs
+            end(f"it cannot read what the run sends ({words_of(error)}): does the {who} change Python's own modules?")
         if message is None:
             break
         if message == PING:
@@ -144,7 +161,7 @@ class _Worker(Worker):
     pid: int = 0
     read: bytearray = attrs.field(factory=bytearray)
     refused: str = ""
-    changed: str = ""
+    why: str = ""
 
 
 def not_installed(preload: Iterable[str]) -> list[str]:
@@ -234,17 +251,15 @@ class Pool(BasePool[_Worker]):
                 end_families([worker.process.pid], [worker.mark])
             worker.pipe.close()
 
-    def _stopped(self, worker: _Worker) -> str:
+    def _ask(self, worker: _Worker) -> None:
+        with suppress(OSError):  # it is dead
+            worker.pipe.send(PING)
+
+    def _stopped(self, worker: _Worker) -> bool:
         try:
-            if psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED:
-                return "was stopped by a signal"
-            if len(worker.jobs) > 1:
-                worker.pipe.send(PING)
-                if not worker.pipe.poll(ANSWER_S):
-                    return "could run nothing: native code kept Python's interpreter"
-        except (psutil.Error, OSError):
-            pass
-        return ""
+            return bool(psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
 
     def _send(self, worker: _Worker, job: Job) -> bool:
         try:
@@ -308,9 +323,10 @@ class Pool(BasePool[_Worker]):
         if what == b"failed" and not worker.ready:
             raise AgentrigError(unquote(value.decode("ascii", "replace")))
         if what == b"alive":
+            worker.answers = True
             return []
-        if what == b"changed" and worker.ready:
-            worker.changed = cut(storable(unquote(value.decode("ascii", "replace"))), 200)
+        if what == b"ending" and worker.ready:
+            worker.why = cut(storable(unquote(value.decode("ascii", "replace"))), MESSAGE_LIMIT)
             return []
         name, _, packed_result = value.partition(b" ")
         job, started = worker.jobs.get(unquote(name.decode("ascii", "replace")), (None, 0.0))
@@ -337,9 +353,8 @@ class Pool(BasePool[_Worker]):
         refused = worker.refused and f"; it {worker.refused}: {opened}"
         if (worker.process.exitcode or 0) >= 0 and not refused:
             refused = f"; does the {self.builds}, or what it calls, call os._exit, or close files that it did not open?"
-        if worker.changed:
-            code = f"(a rollout in it replaced {worker.changed} of the interpreter)"
-            refused = f": {CURE}"
+        if worker.why:
+            refused = f": {worker.why}"
         ended = f": the {self.builds}, or what it imports, ended its process. An error above says why"
         died = f"; {self.cure} to see why"
         failed = self._remove_dead(
@@ -354,4 +369,5 @@ class Pool(BasePool[_Worker]):
         """Say that a runner died, and what becomes of its rollouts."""
         again = len(worker.jobs) - failed
         anew = "; the ones that start again get new samples, so the seed will not repeat this run" if again else ""
-        return f"{worker.title} died {code}; {again} rollouts start again, {failed} failed{anew}"
+        why = worker.why and f": {worker.why}"
+        return f"{worker.title} died {code}{why}; {again} rollouts start again, {failed} failed{anew}"

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from time import monotonic  # a reward may replace that of the module
 from typing import Any
 
@@ -21,7 +22,7 @@ from agentrig.errors import AgentrigError, place_of
 from agentrig.pools import Job
 from agentrig.processes.ends import forks_ended
 from agentrig.processes.held import Watch
-from agentrig.processes.put_back import current_folder
+from agentrig.processes.put_back import current_folder, restored
 from agentrig.processes.replaced import left_alone
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
@@ -159,6 +160,7 @@ class Scorer:
 
     Attributes:
         in_processes: Whether it judges in processes now.
+        record: The run's `error.json`, for a reward that ends the run's process; None outside of a run.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Scorer:
         self._plan, self.in_processes = plan, process and plan is not None
         self._pool: RewardPool | None = None
         self._watch: Watch | None = None
+        self.record: Path | None = None
         self._lock = threading.Lock()
         self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
@@ -294,10 +297,14 @@ class Scorer:
             return
         if self._watch is None:
             self._watch = Watch(
-                f"agentrig: this command is killed: the reward {self._plan.name} ran past its budget of "
+                f"this command is killed: the reward {self._plan.name} ran past its budget of "
                 f"{self._budget_s:g} s (tasks that it judged then: {{during}}) and does not release Python's "
                 "interpreter, as a regular expression or other native code that never ends. Start it again with "
-                "run.reward_process=true: then only such a score is invalid"
+                "run.reward_process=true: then only such a score is invalid",
+                f"this command has ended without a word of its own while the reward {self._plan.name} judged (tasks: "
+                "{during}): native code in it crashed or called exit, or a SIGKILL came from outside.\n  If it was the "
+                f"reward: {REWARD_CURE}",
+                self.record,
             )
         self._watch.beat(None if limit_s is None else limit_s + HELD_S)
 
@@ -339,7 +346,7 @@ class Scorer:
 
     def replace(self, other: Scorer) -> None:
         """Close another scorer of the same reward and budget; the process that watches this command goes on."""
-        self._watch, other._watch = other._watch, None
+        self._watch, other._watch, self.record = other._watch, None, other.record
         other.close()
 
     def close(self) -> None:
@@ -418,8 +425,11 @@ def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
 
 def _called(reward: Callable[..., Any], *given: Any) -> Any:
     """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it."""
-    with forks_ended("the reward"):
-        made = reward(*given)
+    try:
+        with forks_ended("the reward"):
+            made = reward(*given)
+    finally:
+        restored("the reward")  # at once: other threads of this process need it
     if inspect.iscoroutine(made):
         made.close()
     return made
