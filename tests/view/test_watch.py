@@ -194,6 +194,12 @@ def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
     numbers = [int(n) for n in re.findall(r"rollout (\d+) of its group", rollout)]
     assert sorted([*numbers, int(place[1])]) == list(range(1, int(place[2]) + 1))
     assert rollout.count("Colour of a sampled token") == ('<i class="p' in rollout or "<i title=" in rollout)
+    measured = rollouts_of(page(link, "run/two/traces", mode="report", step="0"))[0]
+    alone = page(link, f"run/two/rollout/{measured}")
+    assert [("Its group" in text, "Other rollouts of its task" in text) for text in (rollout, alone)] == [
+        (True, False),
+        (False, True),
+    ]
     two = page(link, f"run/two/rollout/{ids[0]}", against=ids[1])
     assert "What was said" in two
     assert re.findall(r'<th scope="col">(.*?)</th>', two) == ["A", "B"]
