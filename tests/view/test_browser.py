@@ -82,7 +82,7 @@ def filled(page: Any) -> None:
 
 def faults(page: Any) -> list[Any]:
     """Return what is wrong with the open page: too wide, cut, too small, or a rule of axe-core that it breaks."""
-    found = [found for what in (WIDE, CLIPPED, SMALL, NAMELESS) if (found := page.evaluate(what))]
+    found = [found for what in (WIDE, CLIPPED, SMALL, TINY, UNEVEN, NAMELESS) if (found := page.evaluate(what))]
     page.evaluate(axe.AXE_SCRIPT)
     return found + page.evaluate(BROKEN_RULES)
 
@@ -255,6 +255,18 @@ def test_every_view_fits_and_can_be_read(browser: Any, all_runs: Path, width: in
         page.context.close()
     assert wrong == []
 
+
+TINY = """() => [...document.querySelectorAll('figure svg[role=img] text')].filter(e => e.checkVisibility())
+  .map(e => [parseFloat(getComputedStyle(e).fontSize) * e.ownerSVGElement.clientWidth / 620, e.textContent])
+  .filter(([size, _]) => size < 11)"""
+"""Words and numbers in a drawing that are less than 11 px high."""
+
+UNEVEN = """() => {
+  const controls = [...document.querySelectorAll('form.filter :is(button, select, input:not([type=checkbox]))')];
+  const heights = new Set(controls.filter(e => e.checkVisibility()).map(e => e.offsetHeight));
+  return heights.size > 1 ? [...heights] : [];
+}"""
+"""Heights of the controls of a form, if they differ."""
 
 TAB_STOPS = """() => {
   const closed = e => e.closest('details:not([open]) > :not(summary)');
@@ -448,9 +460,12 @@ def test_a_curve_shows_the_values_of_a_step_and_leads_to_its_traces(page: Any, l
     with serving(long_run) as link:
         page.goto(link)
         curve = chart(page, "reward")
-        page.mouse.move(*place(curve, 7))
         said = page.locator("figure:has(#chart-reward) output")
+        assert "drag to zoom" in said.evaluate("e => getComputedStyle(e, '::before').content")
+        page.mouse.move(*place(curve, 7))
         playwright.expect(said).to_contain_text(f"step 7: training, each step {rewards[6]:.4g}, mean of up to 5 steps")
+        caption = page.locator("figure:has(#chart-reward) figcaption").bounding_box()
+        assert said.bounding_box()["y"] < caption["y"], "the values are right below their curve"
         page.mouse.click(*place(curve, 7))
         page.wait_for_url("**/traces?mode=train&step=7")
         playwright.expect(page.get_by_role("heading", name="Step 7, train")).to_be_visible()

@@ -131,3 +131,12 @@ def test_a_gain_is_the_difference_of_the_shown_accuracies() -> None:
     before, after = 244 / 371, 298 / 371
     assert f"{100 * (after - before):+.1f}" == "+14.6", "what the fractions alone would give"
     assert (percent(before), percent(after), points(before, after)) == ("65.8", "80.3", "+14.5")
+
+
+def test_a_model_that_comes_from_a_run_is_named_by_the_run_and_its_step(tmp_path: Path):
+    run = write_run(tmp_path / "run", steps=2)
+    assert figures.model_name(read_run(run)) == "qwen2-mini"
+    manifest = json.loads((run / "manifest.json").read_text())
+    descent = [{"run": "warm-up", "step": 3, "weights": "5c11"}]
+    (run / "manifest.json").write_text(json.dumps({**manifest, "descent": descent}))
+    assert figures.model_name(read_run(run)) == "warm-up, step 3"

@@ -433,7 +433,13 @@ def test_the_plot_says_at_which_temperatures_it_was_measured(tmp_path: Path):
     text = render([read_run(directory)])
     assert "training, temperature 1, mean of up to 2 steps" in text
     assert "held out, greedy, 95% interval" in text
-    assert "Training: temperature 1; validation and held out: greedy. So their levels differ." in text
+    differ = "Training: temperature 1; validation and held out: greedy. So their levels differ."
+    assert differ in text
+    shown = write_run(tmp_path / "shown", steps=4)
+    demonstrations = settings.replace("temperature = 1.0", 'demonstrations = "tasks"')
+    (shown / "config.toml").write_text(config.replace("[algorithm]", demonstrations))
+    assert differ in render([read_run(directory), read_run(shown)]), "a run that does not sample has no temperature"
+    assert ["<h3>loss</h3>" in render([read_run(each)]) for each in (directory, shown)] == [False, True]
 
 
 def test_every_colour_of_the_page_can_be_read_as_text():

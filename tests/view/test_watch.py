@@ -194,6 +194,12 @@ def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
     numbers = [int(n) for n in re.findall(r"rollout (\d+) of its group", rollout)]
     assert sorted([*numbers, int(place[1])]) == list(range(1, int(place[2]) + 1))
     assert rollout.count("Colour of a sampled token") == ('<i class="p' in rollout or "<i title=" in rollout)
+    measured = rollouts_of(page(link, "run/two/traces", mode="report", step="0"))[0]
+    alone = page(link, f"run/two/rollout/{measured}")
+    assert [("Its group" in text, "Other rollouts of its task" in text) for text in (rollout, alone)] == [
+        (True, False),
+        (False, True),
+    ]
     two = page(link, f"run/two/rollout/{ids[0]}", against=ids[1])
     assert "What was said" in two
     assert re.findall(r'<th scope="col">(.*?)</th>', two) == ["A", "B"]
@@ -278,6 +284,10 @@ def test_the_list_of_runs_has_the_accuracy_of_each_step_or_its_reward(tmp_path: 
         assert len(values) == 3
         with serving(tmp_path) as link:
             assert spark(values, width=80) in page(link)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[algorithm]", '[algorithm]\ndemonstrations = "tasks"'))
+    with serving(tmp_path) as link:
+        assert 'class="spark"' not in page(link), "demonstrations are not the model's answers"
 
 
 def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +318,9 @@ def test_the_examples_of_a_run_that_stopped_say_how_it_goes_on(tmp_path: Path) -
     run = write_run(tmp_path / "run", steps=4, ended=False)
     (run / "error.json").write_text(json.dumps({"error": "KeyboardInterrupt", "message": "Ctrl-C"}))
     with serving(run) as link:
-        assert f"Go on with: agentrig train --resume {run}" in page(link, "run/run/examples")
+        text = page(link, "run/run/examples")
+    assert f"Go on with: <code>agentrig train --resume {run}</code>" in text
+    assert ('<th class="n">Before</th>' in text, '<th class="n">After</th>' in text) == (True, False)
 
 
 def test_pages_of_runs_name_what_they_have(tmp_path: Path) -> None:
@@ -369,6 +381,10 @@ def test_a_copy_of_a_run_is_shown_without_its_task_set(runs: Path, tmp_path: Pat
 
 def test_runs_side_by_side_show_the_settings_that_differ(link: str) -> None:
     text = page(link, "compare?run=one&run=two")
+    assert re.findall(r'<a href="[^"]*/run/(\w+)"><span class="swatch series-(\d)">', text) == [
+        ("one", "1"),
+        ("two", "2"),
+    ]
     assert "run.failure_limit" in text
     assert "0.123" in text
     assert "Settings that differ" in text
@@ -379,7 +395,7 @@ def test_a_filter_keeps_its_values_and_wrong_ones_are_told(link: str) -> None:
     assert 'value="right"' in text
     assert "score: right, wrong, part, failed, or 0.2..0.8" in text
     assert "is no score: write right, failed" in page(link, "run/two/traces", score="fine")
-    assert "No rollout is like that" in page(link, "run/two/traces", text="zzz-nobody-said-this")
+    assert "No rollout matches" in page(link, "run/two/traces", text="zzz-nobody-said-this")
 
 
 @pytest.mark.parametrize("key", ["step", "shortest", "longest"])

@@ -117,7 +117,7 @@ NO_ROLLOUT = (
 )
 """What is said about a run whose steps had no rollout."""
 
-UNSEEN = " What the auditor looked at in no step: {}."
+UNSEEN = " Not checked by the auditor in any step: {}."
 """What is added to each of these sentences."""
 
 

@@ -90,6 +90,16 @@ def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
     return steps, values
 
 
+def trained(run: RunData, key: str) -> tuple[list[int], list[float]]:
+    """Return the steps and the `accuracy` or the mean `reward` in training; none where demonstrations are learned."""
+    return ([], []) if demonstrated(run) else series(run, key)
+
+
+def demonstrated(run: RunData) -> bool:
+    """Whether a run learns from demonstrations, so that the answers of its training are not the model's."""
+    return bool(run.setting("algorithm", "demonstrations"))
+
+
 def metrics(run: RunData) -> dict[str, tuple[str, ...]]:
     """Return the metrics of a run that are numbers: their names as trackers have them, and their paths for `series`."""
     paths = {path for row in run.steps for path, value in _paths(row) if number(value) is not None}
@@ -204,7 +214,9 @@ def starting_model(run: RunData) -> str:
 
 
 def model_name(run: RunData) -> str | None:
-    """Return the model's short name: the last part of its path or repository."""
+    """Return the model's short name: the run and step it comes from, or the last part of its path or repository."""
+    for each in map(mapping, items(run.manifest.get("descent"))[:1]):
+        return f"{each.get('run')}, step {each.get('step')}"
     stated = starting_model(run)
     return stated.rstrip("/").rsplit("/", 1)[-1] or None
 

@@ -41,6 +41,8 @@ def templates(*packages: str) -> Environment:
         key=key,
         points=points_of,
         explained=explained,
+        commands=commands,
+        look=lambda status: {"finished": "good", "running": "running", "stopped": ""}.get(status, "bad"),
         split=lambda mode: "held out" if mode == "report" else mode,
         path=lambda text: quote(str(text), safe=""),
     )
@@ -55,6 +57,16 @@ def explained(text: str) -> Markup:
     return Markup("").join(
         Markup('<abbr title="{}">{}</abbr>').format(REASONS[part], part) if part in REASONS else escape(part)
         for part in parts
+    )
+
+
+def commands(text: str) -> Markup:
+    """Return a text in which a command, which always ends its line, is set as code."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(r"(?m)(?<=: )(agentrig [a-z].*)$", text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
     )
 
 

@@ -218,7 +218,9 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         tiles.append((name, duration(3600 * wall), ""))
     tiles.append(("rollouts", count(total), f"{training}{count(failed)} failed"))
     if reward is not None:
-        tiles.append(("training reward", f"{reward['first']:.3f} → {reward['last']:.3f}", "first and last steps"))
+        few = figures.few(len(figures.series(run, "reward")[1]))
+        remark = f"means of the first and the last {few} steps" if few > 1 else "first and last step"
+        tiles.append(("training reward", f"{reward['first']:.3f} → {reward['last']:.3f}", remark))
     steps, values = figures.validation(run)
     if best is not None and len(values) > 1:  # one measurement is no best one
         at = steps[values.index(best)]

@@ -197,7 +197,8 @@ def plots_of(
     """
     accuracy = "The share of answers that are correct. Held-out tasks are measured once before and once after training."
     reward = "The mean over a step's rollouts that were scored."
-    pairs = {tuple(figures.sampling(run.config, key) for key in ("temperature", "val_temperature")) for run in runs}
+    sampled = [run for run in runs if not figures.demonstrated(run)]
+    pairs = {tuple(figures.sampling(run.config, key) for key in ("temperature", "val_temperature")) for run in sampled}
     training, held_out = pairs.pop() if len(pairs) == 1 else ("", "")
     if training and held_out and training != held_out:
         differ = f" Training: {training}; validation and held out: {held_out}. So their levels differ."
@@ -207,6 +208,11 @@ def plots_of(
         *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),
         Plot(name="accuracy", lines=_measured(runs, "accuracy"), unit="%", from_zero=True, caption=accuracy),
         Plot(name="reward", lines=_measured(runs, "reward"), from_zero=True, caption=reward),
+        *(
+            [_metric(runs, "loss", "algorithm", "loss", caption="How unlikely the model finds the demonstrations.")]
+            if not sampled
+            else []
+        ),
         _time(runs),
         _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
         _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
@@ -321,9 +327,8 @@ def _measured(runs: Sequence[RunData], key: str) -> list[Line]:
     lines, share = [], key == "accuracy"
     for pen in _pens(runs):
         measured, behind = figures.held_out(pen.run)[key], share and pen.own is not None
-        sampled = not pen.run.setting("algorithm", "demonstrations")
-        trained = figures.series(pen.run, key) if sampled else ([], [])
-        lines += pen.trained(pen.sampled("training", "temperature"), 2, trained, pale=not behind, dashed=behind)
+        points, label = figures.trained(pen.run, key), pen.sampled("training", "temperature")
+        lines += pen.trained(label, 2, points, pale=not behind, dashed=behind)
         validation, label = figures.validation(pen.run, key), pen.sampled("validation", "val_temperature")
         lines.append(attrs.evolve(pen.line(label, 1, validation, mark="dot"), joined=share or pen.own is None))
         label = pen.sampled("held out", "val_temperature", *(["95% interval"] if share else []))

@@ -16,7 +16,7 @@ from agentrig.figures import mean
 from agentrig.view.plots import Line, Plot, apart
 
 WIDTH, HEIGHT = 620.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 8.0, 10.0, 28.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 8.0, 10.0, 34.0
 """The frame of a drawing, and what is left around its axes for labels."""
 
 TAG_WIDTH, TAG_HEIGHT = 28.0, 17.0
@@ -190,7 +190,7 @@ class Frame:
             # the name of the axis is on the left
             at = f'x="{x:.1f}" text-anchor="middle"' if x > LEFT + 20 else f'x="{x - 4:.1f}" text-anchor="start"'
             yield f'<text class="tick" {at} y="{HEIGHT - 7:g}">{text}</text>'
-        yield f'<text class="tick" x="{LEFT - 7:g}" y="{HEIGHT - 7:g}" text-anchor="end">{self.axis}</text>'
+        yield f'<text class="tick" x="{LEFT - 11:g}" y="{HEIGHT - 7:g}" text-anchor="end">{self.axis}</text>'
 
 
 def _round(value: float) -> float:

@@ -124,22 +124,24 @@ def slices(found: Mapping[str, Any]) -> list[Table]:
     Args:
         found: What `held_out` returned.
     """
-    ends, every = {end.capitalize(): "n" for end in ENDS}, []
+    measured = [end for end in ENDS if found["scored"].get(end)]
+    by_turn, wrong = ({end: found[key][end] for end in measured} for key in ("by_turn", "wrong"))
+    ends, every = {end.capitalize(): "n" for end in measured}, []
     for name, parts in found["slices"].items():
         kept = largest({part: of["n"] for part, of in parts.items()}, CLASSES)
         note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
-        if any(0 < parts[part][f"n_{end}"] < parts[part]["n"] for part in kept for end in ENDS):
+        if any(0 < parts[part][f"n_{end}"] < parts[part]["n"] for part in kept for end in measured):
             heads = {name.capitalize(): "name", **ends}
-            rows = [[part, *(_share_of(parts[part], end) for end in ENDS)] for part in kept]
+            rows = [[part, *(_share_of(parts[part], end) for end in measured)] for part in kept]
             note = f"A row has other tasks before than after. {note}".rstrip()
         else:
             heads = {name.capitalize(): "name", "Tasks": "n", **ends}
-            rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in ENDS)] for part in kept]
+            rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in measured)] for part in kept]
         every.append(Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True))
-    judged = {end: sum(of.values()) for end, of in found["by_turn"].items()}
-    turns = sorted(_shares(found["by_turn"], judged), key=lambda row: turn_order(row[0]))
+    judged = {end: sum(of.values()) for end, of in by_turn.items()}
+    turns = sorted(_shares(by_turn, judged), key=lambda row: turn_order(row[0]))
     every.append(Table(title="Held-out rollouts by turn", heads={"Rollouts": "name", **ends}, rows=turns, narrow=True))
-    why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(found["wrong"], found["scored"])]
+    why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(wrong, found["scored"])]
     note = "Shares are of all answers that were scored."
     return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, note=note, narrow=True)]
 

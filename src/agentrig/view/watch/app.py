@@ -231,6 +231,7 @@ class Pages:
             request,
             "compare",
             title=f"{len(data)} runs",
+            runs=[(run.name, address) for run, address in zip(data, chosen["runs"], strict=True)],
             curves=drawn,
             chosen=chosen,
             settings=differing_settings(data),

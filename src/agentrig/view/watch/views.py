@@ -31,6 +31,7 @@ PAGE = 50
 """Rows of a list."""
 
 UNSHOWN = {
+    "state": "",
     "recipe": "",
     "steps": "",
     "accuracy": {"before": None, "after": None},
@@ -89,7 +90,7 @@ ORDERS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], Any]]] = {
     "steps": ("Steps", "n", lambda row: row["steps"] or None),
     "accuracy": ("Held out, %", "n", lambda row: row["accuracy"]["after"]),
     "reward": ("Last reward", "n", lambda row: row["reward"]),
-    "curve": ("By step", "", lambda row: None),
+    "curve": ("Training curve", "", lambda row: None),
     "recipe": ("Recipe", "wide-only recipe", lambda row: row["recipe"]),
     "started": ("Started", "wide-only", lambda row: row["started"]),
 }
@@ -140,10 +141,11 @@ def listed(run: Run) -> dict[str, Any]:
     """Return a run's row in the list of a folder's runs; of one that can't be shown, only why."""
     try:
         data = run.data()
-        (_, rewards), (_, accuracies) = (figures.series(data, key) for key in ("reward", "accuracy"))
+        (_, rewards), (_, accuracies) = (figures.trained(data, key) for key in ("reward", "accuracy"))
         return {
             "name": data.name,
             "recipe": data.recipe,
+            "state": figures.status(data),
             "status": ", ".join(filter(None, [figures.status(data), figures.progress(data)])),
             "steps": len(data.steps),
             "accuracy": figures.held_out(data)["accuracy"],
