@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 LIMITS: Mapping[str, str] = {
@@ -77,6 +78,8 @@ class SharedState:
         if sys.modules is not self._table:
             sys.modules = self._table
             yield "replaced sys.modules"
+        if all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):
+            return
         gone = [name for name, module in self._modules.items() if self._is_gone(name, module)]
         needed = [name for name in gone if name.partition(".")[0] in NEEDED]
         if "sys" in needed:
