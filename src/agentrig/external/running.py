@@ -184,7 +184,8 @@ def run(
     if int(failed):
         raise CannotStart(_reason(words, OSError(int(failed), os.strerror(int(failed)))))
     if int(undead):
-        raise SupervisionFailed(f"{undead} processes of the program do not die: they wait for the kernel")
+        passed = f"; it had passed its limit of {exceeded}" if exceeded != "-" else ""
+        raise SupervisionFailed(f"{undead} processes of the program have not ended after SIGKILL{passed}")
     return Ending(
         status=int(status),
         exceeded="" if exceeded == "-" else exceeded,

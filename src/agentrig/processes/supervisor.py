@@ -33,8 +33,8 @@ LONGEST_POLL_S = 2.0
 BUSY = 20
 """A pause is this many times as long as the look before it: looking takes 5% of a core at most."""
 
-END_S = 5.0
-"""How long processes may take to die after SIGKILL, seconds."""
+END_S = 20.0
+"""How long processes may take to die after SIGKILL, seconds: tens of them took more than 5 on a busy machine."""
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ENTRY = 512
