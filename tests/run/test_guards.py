@@ -143,6 +143,9 @@ def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
     with pytest.raises(RunStopped, match=re.escape(said)):
         check_triplets([swallowed, swallowed], step=1, adapter="agent-match")
     assert unseen_calls([swallowed, rollout(trace=trace)]) == "", "one call counts"
+    away = [attrs.evolve(s, attributes={**s.attributes, SERVER: "api.openai.com:443"}) for s in calls]
+    other = attrs.evolve(rollout(), trace=attrs.evolve(trace, spans=away))
+    assert "They went to api.openai.com:443, not to the run's model: give the agent's client" in unseen_calls([other])
     ended = rollout(failure="agent-error", trace=trace_of())
     assert unseen_calls([ended]) == "", "an agent that ended before it asked"
     assert "No call to the model was recorded" in unseen_calls([rollout(trace=trace_of()), ended])

@@ -109,7 +109,13 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     if len(failed) < len(calls):
         return ""
     if failed:
-        return f"All calls to the model failed ({len(failed)}), for example: {failed[0]}"
+        servers = sorted({str(span.attributes.get(SERVER, "")) for span in calls})
+        cure = (
+            f"\n  They went to {', '.join(servers)}, not to the run's model: give the agent's client endpoint.base_url "
+            "and endpoint.api_key."
+        )
+        said = f"All calls to the model failed ({len(failed)}), for example: {failed[0]}"
+        return said + (cure if all(servers) else "")
     if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
         return ""  # the agents ended before they asked
     return (
