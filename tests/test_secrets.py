@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import openai
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -19,11 +21,14 @@ from model_server import ModelServer
 
 from agentrig import Secret, text
 from agentrig.cli.entry import main
+from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
+from agentrig.pools import Job
 from agentrig.processes.confine import BASE, declared, hint, withheld
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
+from agentrig.runners.attempt import run_agent
 from agentrig.text import storable
 
 KEY = "sk-live-0123456789abcdef"
@@ -190,6 +195,24 @@ def test_the_error_of_a_missing_variable_says_where_to_declare_it(
 def test_the_base_environment_has_no_key() -> None:
     assert not [name for name in BASE if any(word in name.upper() for word in ("_KEY", "_TOKEN", "SECRET", "PASSWORD"))]
     assert hint("nothing") == ""
+
+
+def test_the_key_of_a_model_service_is_not_asked_for_before_the_runs_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrig.processes.confine._withheld", frozenset({"OPENAI_API_KEY"}))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    found = run_agent(
+        lambda task_input, endpoint: openai.OpenAI(),
+        Job(id="r", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="m")),
+    )
+    for said in (found.outcome.message, hint("KeyError: 'OPENAI_API_KEY'")):
+        assert re.search(
+            r"\(the agent got `endpoint`: give its client endpoint\.base_url and endpoint\.api_key, .*"
+            r"name OPENAI_API_KEY in AgentSpec\.environment only for another model",
+            said,
+        )
+        assert "the run has" not in said
+    assert "the agent got `endpoint`" in hint("TypeError: Could not resolve authentication method. Expected api_key")
+    assert hint("401: send OPENAI_API_KEY, or endpoint.api_key") == "", "the gateway's answer says it already"
 
 
 def test_the_main_process_keeps_its_environment(plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Outcome, Score, Triplet
+from agentrig import Outcome, Score, Task, Triplet
 from agentrig.errors import OutOfMemory, RunStopped
 from agentrig.processes.servers import ServerError, ServerOutOfMemory
+from agentrig.rollouts import Rollout
 from agentrig.run.guards import (
     NO_SIGNAL,
     check_failures,
@@ -22,6 +23,7 @@ from agentrig.run.guards import (
     unseen_calls,
     warn_of_constraints,
     warn_of_fields,
+    warn_of_loss,
     warn_of_overpaid,
     warn_of_sampling,
 )
@@ -141,6 +143,9 @@ def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
     with pytest.raises(RunStopped, match=re.escape(said)):
         check_triplets([swallowed, swallowed], step=1, adapter="agent-match")
     assert unseen_calls([swallowed, rollout(trace=trace)]) == "", "one call counts"
+    away = [attrs.evolve(s, attributes={**s.attributes, SERVER: "api.openai.com:443"}) for s in calls]
+    other = attrs.evolve(rollout(), trace=attrs.evolve(trace, spans=away))
+    assert "They went to api.openai.com:443, not to the run's model: give the agent's client" in unseen_calls([other])
     ended = rollout(failure="agent-error", trace=trace_of())
     assert unseen_calls([ended]) == "", "an agent that ended before it asked"
     assert "No call to the model was recorded" in unseen_calls([rollout(trace=trace_of()), ended])
@@ -270,6 +275,22 @@ def test_a_wrong_answer_with_the_full_reward_is_warned_of(caplog: pytest.LogCapt
     (message,) = caplog.messages
     said = "step 3: the reward dates gave 1 of 3 answers the full reward, 1, although it says correct=False"
     assert message.startswith(f'{said}, for example "1991-10-26-26" to task ')
+
+
+def test_a_validation_that_is_significantly_worse_than_the_first_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def validated(right: int, of: int = 12) -> list[Rollout]:
+        tasks = [Task(id=f"t{i}", input={}) for i in range(of)]
+        return [attrs.evolve(rollout(score=Score.ok(0.5, correct=i < right)), task=t) for i, t in enumerate(tasks)]
+
+    assert not warn_of_loss(validated(10), validated(8), step=2, run="runs/a")
+    assert not warn_of_loss(validated(2), validated(10), step=2, run="runs/a"), "this is a gain"
+    assert warn_of_loss(validated(10), validated(2), step=4, run="runs/a")
+    (message,) = caplog.messages
+    assert message.startswith(
+        "step 4: validation accuracy fell significantly: 0 of 12 tasks went from wrong to right and 8 from right to "
+        "wrong. Lower the learning rate (algorithm.lr)"
+    )
+    assert "\n" not in message
 
 
 def test_calls_are_counted_by_the_node_they_were_made_under() -> None:

@@ -221,15 +221,13 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
     assert found.kind == "solved"
     assert "already solves" in found.message
     assert found.message.endswith("fewer labels or passes.")
-    last = next_step({"verdict": attrs.asdict(found)}, "agentrig train colors")
+    last = next_step({"verdict": attrs.asdict(found)}, "colors")
     assert last.startswith("next: use harder tasks")
     assert last.endswith("little left to gain; to do it all the same: agentrig train colors")
     good = {"verdict": attrs.asdict(verdict(measured([0.0, 1.0])))}
-    assert (
-        next_step(good, "agentrig train colors")
-        == next_step({}, "agentrig train colors")
-        == ("next: agentrig train colors")
-    )
+    steps = next_step(good, "colors")
+    assert steps == next_step({}, "colors")
+    assert steps.split("agentrig ") == ["next: ", "dev colors\n      ", "forecast colors\n      ", "train colors"]
     found = verdict(measured([], failed=2))
     assert found.kind == "failing"
     assert found.message.splitlines()[1:] == ["  2 x deadline: for example no answer after 9 s"]
@@ -398,6 +396,7 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert "pass 2/2 loss" in done.stderr
     assert re.search(r"2 optimizer steps in \d+ s \(\d+ s with the model tried 1 time\), loss", done.stderr)
     assert found["known"]["n"] == 4
+    assert "demonstrated tasks:" not in done.stderr, "they are not known better than the others"
     assert len(found["model"]["losses"]) == 2
     folder = tmp_path / "models" / "colors"
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == found["model"]["vocabulary"] == 265

@@ -201,15 +201,23 @@ def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gai
 
 
 def test_a_significant_loss_is_no_gain_that_may_be_chance(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", lift=0.6, held_out=60)
-    first, last = sorted((run / "rollouts").glob("report-*"))
-    kept = first.read_bytes(), last.read_bytes()
-    first.write_bytes(kept[1])
-    last.write_bytes(kept[0])
+    run = write_run(tmp_path / "run", lift=0.0, held_out=60)
+    better = sorted((write_run(tmp_path / "better", lift=0.6, held_out=60) / "rollouts").glob("report-*"))
+    for file, other in zip(sorted((run / "rollouts").glob("report-*")), reversed(better), strict=True):
+        file.write_bytes(other.read_bytes())
     said = verdict(diagnose(run))
-    assert re.match(r"No fault was found, but accuracy fell significantly: of 60 tasks measured at both ends, \d", said)
+    assert re.match(
+        r"No fault was found, but accuracy fell significantly: of 60 held-out tasks measured at \D*, \d", said
+    )
     assert "Lower the learning rate (algorithm.lr)" in said
     assert "chance" not in said
+    (run / "summary.json").unlink()
+    whole = words(diagnose(attrs.evolve(read_run(run), running=True)))
+    assert whole.count("right to wrong") == 1
+    said = whole.splitlines()[2]
+    assert said.startswith("Accuracy is falling significantly: of 60 held-out tasks measured at step 0 and step 24, ")
+    assert "Ctrl-C" in said
+    assert "lower the learning rate (algorithm.lr)" in said
 
 
 def test_one_reason_of_most_wrong_answers_is_named_with_its_share(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_prompts_replies_tokens_timings_and_training_are_shown():
     assert lines_with(text, "─ answer: ") == ["├── answer: SELECT count(*) FROM singer WHERE age > 30"]
     other = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), outcome=Outcome(answer="42"))
     assert lines_with(span_text(other), "─ answer: ") == ["├── answer: 42"]
+    forgot = attrs.evolve(other, outcome=Outcome(answer=None))
+    assert lines_with(span_text(forgot), "─ answer: ") == ["├── answer: None"]
     assert "task task-0000" in text.splitlines()[0]
 
 

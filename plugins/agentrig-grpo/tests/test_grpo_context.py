@@ -48,7 +48,7 @@ def register_agents():
 """
 
 
-@pytest.mark.parametrize("command", ["train", "dev"])
+@pytest.mark.parametrize("command", ["train", "dev", "forecast"])
 def test_a_model_that_is_not_there_is_named_before_a_runner_starts(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
@@ -56,6 +56,7 @@ def test_a_model_that_is_not_there_is_named_before_a_runner_starts(tmp_path, mon
     result = CliRunner().invoke(main, [command, *words])
     assert result.exit_code == 1
     assert "[algorithm] model = 'nowhere': there is no such directory" in result.stderr
+    assert "starting the agent" not in result.stderr
     assert "algorithm.model=DIR, or --model DIR in agentrig run; agentrig warmup makes a small one" in result.stderr
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["late.py"], "nothing has started"
 

@@ -27,6 +27,12 @@ BASE = (
 RAY = ("RAY_*",)
 """Additional patterns for a runner in a Ray actor: Ray itself needs them."""
 
+MODEL_KEYS = re.compile(
+    r"\b(OPENAI_API_KEY|AZURE_OPENAI_API_KEY|ANTHROPIC_API_KEY|ANTHROPIC_AUTH_TOKEN)\b"
+    "|Could not resolve authentication method"  # Anthropic's client names no variable
+)
+"""Matches an error about the key of a model service whose client has not got the run's endpoint."""
+
 _swap = threading.Lock()
 _withheld: frozenset[str] = frozenset()
 
@@ -61,7 +67,21 @@ def confine(names: Iterable[str], values: Mapping[str, str], absent: Iterable[st
 
 
 def hint(text: str) -> str:
-    """Return a hint for an error that names a variable of the run that this runner does not get, or ''."""
+    """Return a hint for an error that names a variable of the run that this runner does not get, or ''.
+
+    If it is the key of a model service, the agent most likely made a client of its own: with that key it would call a
+    hosted model, and nothing would be trained.
+    """
+    if "endpoint.api_key" in text:  # the gateway's answer to a wrong key says it already
+        return ""
+    if key := MODEL_KEYS.search(text):
+        other = (
+            f"; name {key[1]} in AgentSpec.environment only for another model, which is not trained" if key[1] else ""
+        )
+        return (
+            " (the agent got `endpoint`: give its client endpoint.base_url and endpoint.api_key, in the function that "
+            f"answers a task, not in `build`{other})"
+        )
     named = [name for name in re.findall(r"[A-Za-z_][A-Za-z0-9_]+", text) if name in _withheld]
     if not named:
         return ""

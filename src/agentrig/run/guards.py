@@ -15,7 +15,7 @@ from agentrig.adapters import Adapter
 from agentrig.correctness import as_much
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
-from agentrig.figures import number
+from agentrig.figures import SIGNIFICANT, number, sign_test
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
@@ -109,7 +109,13 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     if len(failed) < len(calls):
         return ""
     if failed:
-        return f"All calls to the model failed ({len(failed)}), for example: {failed[0]}"
+        servers = sorted({str(span.attributes.get(SERVER, "")) for span in calls})
+        cure = (
+            f"\n  They went to {', '.join(servers)}, not to the run's model: give the agent's client endpoint.base_url "
+            "and endpoint.api_key."
+        )
+        said = f"All calls to the model failed ({len(failed)}), for example: {failed[0]}"
+        return said + (cure if all(servers) else "")
     if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
         return ""  # the agents ended before they asked
     return (
@@ -342,6 +348,30 @@ def warn_of_overpaid(rollouts: Sequence[Rollout], *, step: int, reward: str) -> 
             example.task.id,
         )
     return bool(found)
+
+
+def warn_of_loss(first: Sequence[Rollout], last: Sequence[Rollout], *, step: int, run: str) -> bool:
+    """Warn when significantly fewer validation tasks are right than in the first validation; return whether they are.
+
+    Args:
+        first: The rollouts of the first validation; of a resumed run, that of its checkpoint.
+        last: Those of the latest.
+        step: Its step.
+        run: The run directory.
+    """
+    before, after = (
+        {r.task.id: bool(r.correct) for r in rollouts if r.value is not None} for rollouts in (first, last)
+    )
+    both = before.keys() & after.keys()
+    better, worse = (sum(right[t] > other[t] for t in both) for right, other in ((after, before), (before, after)))
+    fell = worse > better and sign_test(better, worse) <= SIGNIFICANT
+    if fell:
+        log.warning(
+            "step %d: validation accuracy fell significantly: %d of %d tasks went from wrong to right and %d from "
+            "right to wrong. Lower the learning rate (algorithm.lr); Ctrl-C keeps the run. More: agentrig why %s",
+            *(step, better, len(both), worse, run),
+        )
+    return fell
 
 
 def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:

@@ -155,6 +155,7 @@ class RunSession:
         self._warnings: list[str] = []
         self._notes: list[str] = []
         self._odd: set[str] = set()  # metrics that were not finite
+        self._first_validation: Sequence[Rollout] = ()
         self._warned: set[Callable[..., bool]] = set()  # what was warned of, and is not again
         self.ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
@@ -454,6 +455,10 @@ class RunSession:
             self._start_clock()
         else:
             self._validated = found
+        self._first_validation = self._first_validation or rollouts
+        self._warn_once(
+            guards.warn_of_loss, self._first_validation, rollouts, step=step, run=shlex.quote(str(self.directory))
+        )
         return found.accuracy
 
     def report(

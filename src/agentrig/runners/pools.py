@@ -38,6 +38,8 @@ HELD = (
 SLOW_S = 15.0
 """Seconds after which it is said that the agent is still being built."""
 
+_told_slow: set[tuple[str, str]] = set()  # what this process has said it of
+
 FILES = 256
 """Files that a process of a run must be allowed to open; the run of recipe `mini` needs between 128 and 200."""
 
@@ -126,7 +128,6 @@ class BasePool(abc.ABC, Generic[W]):
         self._died_early = 0
         self.replaced = 0
         self.built = threading.Event()
-        self._slow = False
 
     @abc.abstractmethod
     def wake(self) -> None:
@@ -305,10 +306,11 @@ class BasePool(abc.ABC, Generic[W]):
             raise AgentrigError(self._not_built())
 
     def _tell_slow(self, now: float) -> None:
-        """Say once what is waited for if no runner has built the agent for a while."""
-        if not (self._slow or self.built.is_set()) and any(now - w.created > SLOW_S for w in self._workers):
-            self._slow = True
-            logging.getLogger(type(self).__module__).warning(
+        """Say what is waited for if no runner has built the agent for a while; once, also of several pools."""
+        told = (self.builds, self._plan.name) in _told_slow
+        if not (told or self.built.is_set()) and any(now - w.created > SLOW_S for w in self._workers):
+            _told_slow.add((self.builds, self._plan.name))
+            logging.getLogger(type(self).__module__).info(
                 "the %s %s is still being built after %g s: waiting for its imports and its `build`, at most %g s",
                 *(self.builds, self._plan.name, SLOW_S, READY_S),
             )

@@ -87,11 +87,14 @@ GOES_ON = "No fault so far; the run goes on, and the gain is measured at its end
 NO_GAIN = "No fault was found, but there is no significant gain either: what the run {} may be chance."
 """What is said about another run without problems: it gained or lost."""
 
-LOSS = (
-    "No fault was found, but accuracy fell significantly: of {} tasks measured at both ends, {} went from wrong to "
-    "right and {} from right to wrong. Lower the learning rate (algorithm.lr){}."
-)
+LOSS = "No fault was found, but accuracy fell significantly: {}. Lower the learning rate (algorithm.lr){}."
 """What is said about a run without problems that got worse for certain."""
+
+LOSING = (
+    "Accuracy is falling significantly: {}. End the run with Ctrl-C, which keeps it, and lower the learning rate "
+    "(algorithm.lr){}."
+)
+"""What is said about one that goes on."""
 
 KEEP_BEST = ', and let the run end with its best weights (algorithm.final = "best")'
 """What is added if it ended with its last weights."""
@@ -197,11 +200,13 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         texts = [f.text.partition("; resume with: ")[0] for f in ends]
         ends = [attrs.evolve(f, text=text) for f, text in zip(ends, texts, strict=True) if "; " in text]
     advice = outcome.go_on if stopped else advice
+    loss = _loss(evidence) if fewer_right(evidence) and not solved else ""
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
     silent = problems or data.running or no_gain in (UNREADABLE, NO_ROLLOUT) or not (data.steps or stopped)
     go_on = "" if silent else advice(evidence)
+    told = go_on if problems else f"{go_on} {loss}"  # what the first sentence has is not repeated
     warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))
     return Diagnosis(
         run=data.name,
@@ -210,12 +215,12 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         gained=better and rise is None,
         gain=_gain(evidence) if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
-        loss=_loss(evidence) if fewer_right(evidence) and not solved else "",
+        loss=loss,
         no_gain=no_gain,
         reward_rise=rise,
         problems=problems,
         next_step=go_on,
-        warnings=[*ends, *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on)],
+        warnings=[*ends, *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in told)],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *data.damage])),
         audited=weights.links_audited(data),
@@ -232,8 +237,9 @@ def _gain(evidence: Evidence) -> str:
 
 
 def _loss(evidence: Evidence) -> str:
-    better, worse, _, judged = evidence.changed
-    return LOSS.format(judged, better, worse, KEEP_BEST if evidence.value("algorithm.final") == "last" else "")
+    (found,) = outcome.changes(evidence)
+    keep = KEEP_BEST if evidence.value("algorithm.final") == "last" else ""
+    return (LOSING if evidence.run.running else LOSS).format(found.text, keep)
 
 
 def _no_gain(evidence: Evidence) -> str:
@@ -287,10 +293,10 @@ def verdict(diagnosis: Diagnosis) -> str:
         nothing = NOT_YET if diagnosis.status == "running" else NO_STEP
         return f"{diagnosis.no_gain} {diagnosis.next_step}" if diagnosis.no_gain else nothing
     unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
-    if diagnosis.status == "running":
-        return GOES_ON + unseen
     if diagnosis.loss:
         return diagnosis.loss + unseen
+    if diagnosis.status == "running":
+        return GOES_ON + unseen
     if diagnosis.reward_rise is not None:
         said = REWARD_ONLY.format(diagnosis.reward_rise)
     else:

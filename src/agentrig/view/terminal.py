@@ -64,7 +64,10 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     alike = {key for key, value in private.items() if differs_in_kind_only(answer, value)}
     long = len(shown.answer) > SHORT_ANSWER and shown.answer.strip() in said
     told = with_kind(answer) if alike else "the text of a reply below" if long else shown.answer
-    _fields(tree, [("answer", told)] if shown.answer else [])
+    outcome = rollout.outcome
+    if outcome.failure is None and outcome.answer is None and outcome.own_reward is None:
+        told = "None"  # most often an agent without `return`
+    _fields(tree, [("answer", told)] if told else [])
     _fields(tree, ((f"private.{k}", with_kind(v) if k in alike else text_of(v)) for k, v in private.items()))
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))

@@ -62,6 +62,9 @@ def dev(
     name, tasks = eval_tasks(made, plan.run, split, limit, who=plan.whose_tasks, role="validation")
     trains = name == split_of(plan.run, made, "train")  # as in Agent Lightning's own dev
     checkpoint = find_checkpoint(checkpoint)
+    if server is None and checkpoint is None:
+        plan.use_hardware()
+        plan.check_algorithm()
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"
         click.echo(f"{tried}: starting the agent and the model's server …", err=True)

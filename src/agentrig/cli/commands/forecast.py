@@ -53,7 +53,10 @@ def forecast(
     from agentrig.view import read_prices
 
     table = None if prices is None else read_prices(prices)
-    trial = Trial.of(make_plan(words, options), tasks=limit or 0, rollouts=rollouts or 0)
+    plan = make_plan(words, options)
+    trial = Trial.of(plan, tasks=limit or 0, rollouts=rollouts or 0)
+    plan.use_hardware()
+    plan.check_algorithm()
     click.echo(f"{amount(trial.expected, 'rollout')}: starting the agent and the model's server …", err=True)
     ended: BaseException | None = None
     try:

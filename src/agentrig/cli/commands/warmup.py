@@ -167,17 +167,18 @@ def warmup(
             until=until, measured=measure,
         )  # fmt: skip
     if done["ready"]:
-        click.echo(next_step(done, f"agentrig train {given} algorithm.model={directory}"))
+        click.echo(next_step(done, f"{given} algorithm.model={directory}"))
     if as_json:
         print_json(done, indent=2)
     if not done["ready"]:
         raise SystemExit(1)
 
 
-def next_step(done: Mapping[str, Any], train: str) -> str:
-    """Return the last line: the command that trains the model, or that its tasks leave training little to gain."""
+def next_step(done: Mapping[str, Any], given: str) -> str:
+    """Return the last lines: the commands that look at the model and train it, or that it has little left to gain."""
+    train = f"agentrig train {given}"
     if done.get("verdict", {}).get("kind") != "solved":
-        return f"next: {train}"
+        return f"next: agentrig dev {given}\n      agentrig forecast {given}\n      {train}"
     return (
         "next: use harder tasks, and make a model for them. Training on these tasks has little left to gain; to do it "
         f"all the same: {train}"
@@ -302,8 +303,6 @@ def _make(
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
             done["known"] = known.as_dict()
-            of_them = "none was scored" if known.accuracy is None else f"{known.accuracy:.1%} of {known.n} correct"
-            click.echo(f"demonstrated tasks: {of_them}; if far more than of the others, the model repeats them")
         if not labels.fresh:
             click.echo(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "

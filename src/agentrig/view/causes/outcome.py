@@ -238,7 +238,8 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if without_room(evidence):
         few = "; too few were wrong before for a significant gain"
     split, _, steps = evidence.where.partition(" split, ")
-    tasks = f"{count(judged)} {split} tasks measured at {steps if unfinished(evidence) else 'both ends'}"
+    ended = not (evidence.run.running or unfinished(evidence))
+    tasks = f"{count(judged)} {split} tasks measured at {'both ends' if ended else steps}"
     if not better + worse:
         yield Finding(doubt, f"none of {tasks} changed its outcome{few}")
         return
