@@ -101,11 +101,12 @@ class CheckpointDamaged(AgentrigError):
         checkpoint: Its directory.
         reason: Which file, and what is wrong with it.
         recorded: False if it is only another one than `progress.json` of its run records.
+        exchanged: Whether it is whole, and has the name of another checkpoint of its run.
     """
 
-    def __init__(self, checkpoint: Path, reason: str, *, recorded: bool = True) -> None:
+    def __init__(self, checkpoint: Path, reason: str, *, recorded: bool = True, exchanged: bool = False) -> None:
         super().__init__(f"the checkpoint {checkpoint} is damaged: {reason}")
-        self.checkpoint, self.recorded = checkpoint, recorded
+        self.checkpoint, self.recorded, self.exchanged = checkpoint, recorded, exchanged
 
 
 FAILURE_KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")

@@ -80,6 +80,11 @@ def no_room(right: int, n: int, kind: str = "held-out") -> str:
     room, least = n - right, least_gain()
     if not n or room >= least:
         return ""
+    if not room:
+        whole = f"the only {kind} task was" if n == 1 else f"all {n} {kind} tasks were"
+        return (
+            f"{whole} right before training, so no number of steps can show a gain. Use harder or more held-out tasks"
+        )
     return (
         f"{right} of {amount(n, f'{kind} task')} were right before training, so at most {room} can improve, and a gain "
         f"is significant from {least} on: no number of steps can show one. Use harder or more held-out tasks"

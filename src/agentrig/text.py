@@ -137,6 +137,11 @@ def printable(text: str) -> str:
     return CONTROLS.sub(lambda found: repr(found[0])[1:-1], storable(text))
 
 
+def one_line(text: str) -> str:
+    """Return printable text on one line, for a name: an end of a line in it is an escape too."""
+    return printable(text).replace("\n", "\\n")
+
+
 def message_lines(text: str) -> str:
     """Return a message for a terminal, printable; each line is cut to `LINE_LIMIT`."""
     return "\n".join(cut(line, LINE_LIMIT) for line in printable(text).split("\n"))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
 from rollouts import rollout, trace_of
@@ -72,6 +73,12 @@ def test_a_run_with_anything_of_a_step_is_never_replaced(toy_plan: Callable[...,
     with pytest.raises(ConfigError, match="already has a run"):
         RunDirectory.create(toy_plan())
     assert (run.path / kept).read_text() == "result"
+
+
+def test_metrics_with_half_a_character_are_json_for_every_reader(run: RunDirectory) -> None:
+    """A component of a reward had such a name; the files of rollouts had U+FFFD in its place."""
+    run.append_metrics({"step": 1, "reward_parts": {"half \udfff": 0.5}})
+    assert pyarrow.json.read_json(run.path / "metrics.jsonl")["reward_parts"].to_pylist() == [{"half \ufffd": 0.5}]
 
 
 def test_files_are_written_atomically(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,21 @@ def test_checkpoints_that_changed_places_are_named(finished: Path) -> None:
         read_past(RunDirectory(finished))
     assert "step-00003 is damaged: it is what the run saved as step-00002 (progress.json): give" in str(raised.value)
     assert "progress.json is damaged" not in str(raised.value)
+    assert "No earlier checkpoint" not in str(raised.value), "to restore a file, or to start again, mends nothing here"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "rollouts"])
+def test_a_folder_that_is_immutable_is_named_with_its_cure(finished: Path, name: str) -> None:
+    if subprocess.run(["chattr", "+i", finished / name], capture_output=True).returncode:
+        pytest.skip("chattr needs root, and a file system that has it")
+    try:
+        with pytest.raises(
+            RunFileError, match=rf"{name} cannot be written: Operation not permitted\. .* undo chattr \+i"
+        ):
+            read_past(RunDirectory(finished))
+    finally:
+        subprocess.run(["chattr", "-i", finished / name], check=True)
+    assert read_past(RunDirectory(finished)).step == 3
 
 
 def killed_before_latest(run: Path) -> None:
@@ -294,7 +309,7 @@ def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     assert [w.split(":")[0] for w in warnings[:1]] == ["metrics.jsonl"]
     assert "2 lines could not be read when the run resumed after step 3" in warnings[0]
     damaged = (finished / "metrics.jsonl").read_bytes()
-    assert "has no line for step 1 and 2, and step 3 has ended" in warnings[1]
+    assert "has no line for steps 1 and 2, and step 3 has ended" in warnings[1]
     assert "has step 3 more than once" in warnings[2]
     assert warnings[3] == "rollouts/train-00002.parquet: gone, and the run wrote it"
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
@@ -324,8 +339,18 @@ def test_a_resume_keeps_metrics_of_which_no_line_can_be_read(finished: Path) -> 
 def test_a_line_that_the_totals_leave_out_is_named_as_such(finished: Path, damage: dict[str, Any]) -> None:
     change(finished, "metrics.jsonl", (), lambda lines: [line.update(damage) for line in lines[:2]])
     warnings = " ".join(read_past(RunDirectory(finished)).warnings)
-    assert "the line of step 1 and 2 lacks what the run's totals and guards need" in warnings
+    assert "what the run's totals and guards need is missing for steps 1 and 2, or has another type" in warnings
     assert "no line for step" not in warnings
+
+
+def test_the_files_of_a_step_whose_line_is_lost_are_those_of_the_run(finished: Path) -> None:
+    file = finished / "metrics.jsonl"
+    file.write_text("".join(file.read_text().splitlines(True)[:-1]))
+    missing = read_run(finished).missing
+    assert any(
+        "has no line for step 3, and step 3 has ended: the report and the summary leave this step" in t for t in missing
+    )
+    assert not any("no step wrote" in text for text in missing), missing
 
 
 def other_values(run: Path) -> None:

@@ -412,7 +412,7 @@ def test_the_siblings_of_a_rollout_that_stops_its_runner_start_again(model: Mode
 
 @pytest.mark.slow
 def test_the_siblings_of_a_rollout_that_keeps_the_interpreter_are_not_called_late(
-    model: ModelServer, start: Start
+    model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All of them ran past their deadline, and each was called late."""
     pool = start(threads=4, deadline_s=2.0)
@@ -420,6 +420,8 @@ def test_the_siblings_of_a_rollout_that_keeps_the_interpreter_are_not_called_lat
     results = {r.id: r.outcome for r in drain(pool, 3, timeout_s=50)}
     assert [results[f"job-{i}"].answer for i in (0, 2)] == ["odd"] * 2
     assert results["job-1"].failure == "deadline"
+    held = "with 3 rollouts is killed: it could run nothing, because native code kept Python's interpreter"
+    assert held in caplog.text
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import math
 import random
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +30,9 @@ from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.training import train
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
-from agentrig.view.causes import evidence, outcome, trend, weights
-from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
+from agentrig.view.causes.evidence import Evidence, StepFacts
+from agentrig.view.causes.finding import Finding
 from agentrig.view.diagnosis import IT_ENDED, NOT_YET, UNREADABLE, diagnose, ending, verdict, words
 from agentrig.view.reading import read_run
 from agentrig.view.terminal import run_ending, run_error
@@ -254,7 +256,43 @@ def test_an_example_of_a_failed_rollout_is_in_words(
     row["details"] = json.dumps({"reason": "the judge is out", "gold": "SELECT 1"})
     monkeypatch.setattr(evidence, "rollout_rows", lambda *given, **more: [row])
     file: Any = SimpleNamespace(step=1)
-    assert evidence.facts_of(file).examples == {"reward-invalid": example}
+    facts = evidence.facts_of(file)
+    assert list(facts.examples.values()) == [example]
+    assert list(facts.reasons_of_failures.values()) == [1]
+
+
+def failed(messages: Sequence[str]) -> Finding:
+    """Return what is found of a step with these reasons of `reward-invalid`, and as many rollouts that did not fail."""
+    reasons = [evidence.failure_reason("reward-invalid", message) for message in messages]
+    facts = StepFacts(
+        step=1,
+        rollouts=2 * len(messages),
+        failures={"reward-invalid": len(messages)},
+        reasons_of_failures=Counter(reasons),
+        examples=dict(zip(reasons, messages, strict=True)),
+    )
+    run = SimpleNamespace(steps=[], running=False, directory=Path("run"))
+    given: Any = SimpleNamespace(steps=[facts], run=run, total=lambda name: getattr(facts, name))
+    (found,) = rollouts.failures(given)
+    return found
+
+
+def test_failures_of_a_reward_are_told_by_cause() -> None:
+    raised = [f"the reward raised KeyError: 'a{i}' (mine.py:7 in reward)" for i in range(9)]
+    late = ["the reward ran past its budget of 3 s"] * 5
+    none = ["the reward returned None"] * 3
+    found = failed([*raised, *late, *none, "the reward returned 'x' (mine.py:8 in reward)"])
+    assert found.text.endswith(f"; most often (of 4 causes): 9 x {raised[-1]}; 5 x {late[0]}; 3 x {none[0]}"), (
+        found.text
+    )
+    assert found.settings == ("reward.use", "run.reward_budget_s")
+    mend, wait, other = found.advice.splitlines()
+    assert mend == "The reward raised: mend its code at mine.py:7 in reward; agentrig validate checks it."
+    assert wait.startswith("Give the reward more time")
+    assert other.startswith("The reward gave no score")
+    assert "time" not in failed(raised).advice
+    assert failed(late).settings == ("run.reward_budget_s",)
+    assert failed(late).text.endswith(f"; for example: {late[0]}")
 
 
 def test_a_difference_of_few_values_is_never_certain() -> None:
@@ -270,7 +308,7 @@ def test_a_difference_of_few_values_is_never_certain() -> None:
     ("text", "said"),
     [
         (None, "metrics.jsonl cannot be read: Is a directory"),
-        (b"\xff\x00\n{", "metrics.jsonl: line 1 and 2 cannot be read"),
+        (b"\xff\x00\n{", "metrics.jsonl: lines 1 and 2 cannot be read"),
     ],
 )
 def test_why_fails_and_names_the_place_if_no_step_can_be_read(text: bytes | None, said: str, tmp_path: Path) -> None:

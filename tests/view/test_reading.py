@@ -59,7 +59,7 @@ def test_a_run_whose_metrics_are_empty_is_not_called_a_run_without_a_step(tmp_pa
     shown = [CliRunner().invoke(main, [command, str(directory)]) for command in ("why", "report", "compare")]
     assert [each.exit_code for each in shown] == [2, 0, 0]
     for told in (render([read_run(directory)]), *(each.output for each in shown)):
-        assert "metrics.jsonl has no line for step 1, 2 and 3, and step 3 has ended" in told
+        assert "metrics.jsonl has no line for steps 1, 2 and 3, and step 3 has ended" in told
         assert "no training step has ended" not in told
         assert "before its first step had ended" not in told
 
@@ -84,7 +84,7 @@ def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
         (lambda lines: lines[1].update(reward=10**400), r"a reward that is no finite number for step 2\b"),
         (
             lambda lines: [line.update(tokens_per_s=1e308) for line in lines],
-            r"1e\+308 as tokens_per_s of step 1, 2 and 3,",
+            r"1e\+308 as tokens_per_s of steps 1, 2 and 3,",
         ),
         (
             lambda lines: lines[1].update(tokens_per_s=10**400),
@@ -94,7 +94,7 @@ def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
         (lambda lines: lines[1].update(time=1e18, rollouts=-5), r"has -5 as rollouts of step 2, which no run can have"),
         (lambda lines: lines[1]["time_s"].update(update=-1.0), r"has -1\.0 as time_s\.update of step 2, which no run"),
         (lambda lines: lines[2].update(step=10**400), r"metrics\.jsonl: line 3 cannot be read"),
-        (lambda lines: lines[2].update(step=10**8), r"no line for step 3, 4, .* and step 100000000 has ended"),
+        (lambda lines: lines[2].update(step=10**8), r"no line for steps 3, 4, .* and step 100000000 has ended"),
         (lambda lines: lines.pop(1), r"no line for step 2, and step 3 has ended"),
         (lambda lines: lines.pop(), r"no line for step 3, and step 3 has ended"),
         (lambda lines: lines[0].update(reward=0.91875), r"contradicts itself: step 1 has the reward 0\.91875 in metr"),
@@ -141,7 +141,7 @@ def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Pat
         file.write('{"step": 4, "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
         file.write('{"step": ' + "9" * 5000 + "}\n")
     (directory / "log.jsonl").write_text("[" * 100_000 + "]" * 100_000 + "\n")
-    said = "metrics.jsonl: line 4 and 5 cannot be read"
+    said = "metrics.jsonl: lines 4 and 5 cannot be read"
     assert said in str(diagnose(directory))
     assert said in render([read_run(directory)])
 

@@ -20,6 +20,7 @@ from agentrig.run.directory import dev_command
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
 from agentrig.traces import LLM_CALL
+from agentrig.view import build_report
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import diagnose, words
 from agentrig.view.reading import read_run
@@ -114,6 +115,18 @@ def test_an_answer_that_differs_from_gold_in_its_type_only_is_shown_with_both_ty
     assert [line.split("─ ")[-1] for line in lines[answer : answer + 3]] == [
         "answer: the text '27.79'", "private.total: the number 27.79", "private.items: 3",
     ]  # fmt: skip
+
+
+def test_no_control_character_of_a_plugin_reaches_the_terminal(tmp_path: Path) -> None:
+    """An exception with `ESC[2J` cleared the terminal at the end of `train`; a newline in an id broke the tree."""
+    run = write_run(tmp_path / "run", steps=2, ended=False)
+    told = {"error": "RunStopped", "message": "step 3: ValueError: \x1b[2Jgone", "cause": "failures"}
+    (run / "error.json").write_text(json.dumps(told))
+    assert r"why: failures: step 3: ValueError: \x1b[2Jgone" in "\n".join(map(str, run_ending(run)))
+    assert r"ValueError: \x1b[2Jgone" in build_report([run]).read_text()
+    rollout = rollout_of(0, right=False, mode="dev", step=0)
+    task = attrs.evolve(rollout.task, id="a\nb\x1b[2J")
+    assert r"task a\nb\x1b[2J " in span_text(attrs.evolve(rollout, task=task)).splitlines()[0]
 
 
 def test_failures_show_kind_and_message():

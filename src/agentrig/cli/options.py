@@ -191,12 +191,13 @@ def _number(file: TextIO) -> int | None:
 def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
     """Resolve the configuration of a command; removes its options from `options`."""
     from agentrig.plan import resolve
+    from agentrig.text import printable
 
     with stdout_to_stderr():
         plan = resolve(**asked(words, options))
     for plugin in plan.registry.plugins:
         if plugin.status == "failed":
-            click.echo(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}", err=True)
+            click.echo(printable(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}"), err=True)
     return plan
 
 

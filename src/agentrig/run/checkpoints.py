@@ -284,7 +284,9 @@ def _verify(checkpoint: Path, trains: bool) -> None:
     if progress and digest not in saved.get(checkpoint.name, ()):
         if other := next((name for name, digests in saved.items() if digest in digests), ""):
             raise CheckpointDamaged(
-                checkpoint, f"it is what the run saved as {other} (progress.json): give the folders their names again"
+                checkpoint,
+                f"it is what the run saved as {other} (progress.json): give the folders their names again",
+                exchanged=True,
             )
         raise CheckpointDamaged(
             checkpoint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
@@ -12,6 +11,7 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from agentrig.run.damage import CURES, read_object, reading, writing
 from agentrig.run.files import append_line, replacing, sha256_of, write_whole
 from agentrig.run.manifest import FORMAT
 from agentrig.run.rows import call_schema, rollout_schema, row_of
-from agentrig.text import LONE_SURROGATE, cut, open_own, read_text, storable, without_nan
+from agentrig.text import LONE_SURROGATE, cut, open_own, read_text, storable, whole_characters, without_nan
 from agentrig.traces import mapping
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
@@ -200,7 +200,10 @@ class RunDirectory:
         return facts
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add a step's line to `metrics.jsonl`; NaN and infinities, which are no JSON, become null."""
+        """Add a step's line to `metrics.jsonl`; NaN and infinities, which are no JSON, become null.
+
+        Lone surrogates become U+FFFD, as in the files of rollouts.
+        """
         with writing(self.path / "metrics.jsonl"):
             append_line(self.path / "metrics.jsonl", _metrics_text(line))
 
@@ -229,8 +232,7 @@ class RunDirectory:
                     os.scandir(folder).close()
             with writing(folder):
                 os.scandir(folder).close()
-                if not os.access(folder, os.W_OK | os.X_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                tempfile.TemporaryFile(dir=folder).close()  # os.access gives no reason: `chattr +i` is not EACCES
         for file in (*self._after(step), *(self.path / name for name in (*ENDED, *REWRITTEN))):
             if file.is_dir() and not file.is_symlink():
                 raise RunFileError(
@@ -343,7 +345,7 @@ class RunDirectory:
 
 
 def _metrics_text(line: Mapping[str, Any]) -> str:
-    return json.dumps(without_nan(line), allow_nan=False)
+    return json.dumps(whole_characters(without_nan(line)), allow_nan=False)
 
 
 def descent_of(model: object) -> list[dict[str, Any]]:

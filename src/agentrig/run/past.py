@@ -171,8 +171,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     warnings += losses(ours, (), step)
     if unusable := [line["step"] for line in ours if line not in lines]:
         warnings.append(
-            f"metrics.jsonl: the line of step {_listed(unusable)} lacks what the run's totals and guards need, or has "
-            "it in another type: the summary leaves it out"
+            f"metrics.jsonl: what the run's totals and guards need is missing for {_listed(unusable, noun='step')}, or "
+            "has another type: the summary leaves it out"
         )
     if step:
         warnings += changed_files(run.path, every, known, step=step, needed=range(1, step + 1))
@@ -242,11 +242,11 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = Tru
             "not this run's, and restore it from a copy"
         )
     cure = f"{'No earlier checkpoint is whole' if before else 'There is no earlier checkpoint'}; restore the file, or "
-    cure += "start a new run"
+    cure = "" if any(each.exchanged for each in damaged) else f"{cure}start a new run"
     if whole is not None:
         cure = f"The last whole checkpoint before is {run.checkpoints.path(whole)}; "
         cure += f"to resume from it: agentrig train --resume {run.path} --from-step {whole}" if trains else USE_IT
-    error.args = (f"{error}\n  {nothing} {cure}",)
+    error.args = (f"{error}\n  {nothing} {cure}".rstrip(),)
     return error
 
 
@@ -457,30 +457,32 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     found = []
     if damaged:
         found.append(
-            f"metrics.jsonl: line {_listed(damaged)} cannot be read (truncated by a crash, or damaged) and is ignored"
+            f"metrics.jsonl: {_listed(damaged, noun='line')} cannot be read (truncated by a crash, or damaged), and "
+            f"{'is' if len(damaged) == 1 else 'are'} ignored"
         )
     counts = Counter(line["step"] for line in lines)
     lost = step - sum(s <= step for s in counts)
     if lost > 0:
         first = list(islice((s for s in count(1) if s not in counts), min(lost, SHOWN)))
         found.append(
-            f"metrics.jsonl has no line for step {_listed(first, lost)}, and step {step} has ended: the report and the "
-            "summary leave these steps out"
+            f"metrics.jsonl has no line for {_listed(first, lost, noun='step')}, and step {step} has ended: the report "
+            f"and the summary leave {'this step' if lost == 1 else 'these steps'} out"
         )
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
-        found.append(f"metrics.jsonl has step {_listed(twice)} more than once: the report takes the last of them")
+        found.append(f"metrics.jsonl has {_listed(twice, noun='step')} more than once: the report takes the last line")
     shapeless = [line["step"] for line in lines if not isinstance(line.get("algorithm", {}), dict)]
     if shapeless:
         found.append(
-            f"metrics.jsonl: the line of step {_listed(shapeless)} is damaged: algorithm is no object. Its figures are "
+            f"metrics.jsonl is damaged: algorithm is no object for {_listed(shapeless, noun='step')}. Its figures are "
             "left out"
         )
     rewards = [(line["step"], line.get("reward")) for line in lines]
     odd = [step for step, reward in rewards if reward is not None and number(reward) is None]
     if odd:
         found.append(
-            f"metrics.jsonl has a reward that is no finite number for step {_listed(odd)}: the report leaves it out"
+            f"metrics.jsonl has a reward that is no finite number for {_listed(odd, noun='step')}: the report leaves "
+            "it out"
         )
     impossible: dict[str, list[tuple[int, Any]]] = {}
     for line in lines:
@@ -489,8 +491,8 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
                 impossible.setdefault(name, []).append((line["step"], value))
     for name, figures in list(impossible.items())[:SHOWN]:
         found.append(
-            f"metrics.jsonl has {cut(str(figures[0][1]), 40)} as {cut(name, 60)} of step "
-            f"{_listed([step for step, _ in figures])}, which no run can have: the report leaves it out"
+            f"metrics.jsonl has {cut(str(figures[0][1]), 40)} as {cut(name, 60)} of "
+            f"{_listed([step for step, _ in figures], noun='step')}, which no run can have: the report leaves it out"
         )
     if len(impossible) > SHOWN:
         found.append(f"metrics.jsonl has {len(impossible) - SHOWN} more figures that no run can have")
@@ -551,7 +553,7 @@ def changed_files(
     lines: Sequence[Mapping[str, Any]],
     progress: Mapping[str, Any],
     *,
-    ended: bool = False,
+    ended: int | None = None,
     running: bool = False,
     step: int | None = None,
     needed: Sequence[int] = (),
@@ -564,7 +566,7 @@ def changed_files(
         run: The run directory.
         lines: Those of `metrics.jsonl` that hold a step.
         progress: `progress.json`.
-        ended: Whether no files of further steps can be there.
+        ended: The last step, if no files of further steps can be there; its line may be lost.
         running: Whether the run is at work: it removes a measurement after training of an earlier end itself.
         step: Only files that a run resumed from this step keeps; None for all.
         needed: Steps whose training rollouts the run wrote, whether their digest is known or not.
@@ -586,7 +588,7 @@ def changed_files(
         name
         for name, (mode, at) in there.items()
         if name not in stated
-        and (at in known or (ended and known and at > max(by_step)) if mode != "report" else at and measured)
+        and (at in known or (ended is not None and known and at > ended) if mode != "report" else at and measured)
     ]
     found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
     found |= {f"no permission to read {{}}. {NOT_ALLOWED}": closed}
@@ -655,9 +657,16 @@ def _digest_of(file: Path, *_state: int) -> str:
     return sha256_of(file)
 
 
-def _listed(numbers: Sequence[int | str], total: int = 0) -> str:
-    """Format a list of numbers or names, at most eight of them: `1, 2 and 5`; `total` if there are more than given."""
+def _listed(numbers: Sequence[int | str], total: int = 0, *, noun: str = "") -> str:
+    """Format a list of numbers or names, at most eight of them: `1, 2 and 5`, or `steps 1, 2 and 5` of a noun.
+
+    Args:
+        numbers: The first of them, or all.
+        total: How many there are, if there are more than given.
+        noun: What they number; '' for nothing.
+    """
     shown, total = [str(n) for n in numbers[:SHOWN]], total or len(numbers)
+    named = f"{noun}{'' if total == 1 else 's'} " if noun else ""
     if total > len(shown):
-        return f"{', '.join(shown)} … ({total} in all)"
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+        return f"{named}{', '.join(shown)} … ({total} in all)"
+    return named + (shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig.text import amount
 
 if TYPE_CHECKING:
     from agentrig.pools import AgentSource, Job, Result
@@ -330,11 +331,12 @@ class BasePool(abc.ABC, Generic[W]):
             if held is None:
                 continue
             if held and len(worker.jobs) > 1:
-                stopped = "could run nothing: native code kept Python's interpreter"
+                stopped = "could run nothing, because native code kept Python's interpreter"
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
                 failed += self._remove_dead(worker, "", partial(self._stopped_words, stopped))
-                log.warning("%s %s and is killed", worker.title, stopped)
+                rollouts = amount(len(worker.jobs), "rollout")
+                log.warning("%s with %s is killed: it %s", worker.title, rollouts, stopped)
                 continue
             self._workers.remove(worker)
             self.replaced += 1

@@ -12,6 +12,7 @@ import attrs
 
 from agentrig.figures import count, duration, figure, percent
 from agentrig.ledger import REASONS
+from agentrig.text import printable
 from agentrig.view.svg import key, points_of, svg
 
 if TYPE_CHECKING:
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
 
 @cache
 def templates(*packages: str) -> Environment:
-    """Return Jinja's environment: the pages' templates and those of more packages; all values are escaped."""
+    """Return Jinja's environment: the pages' templates and those of more packages; all values are escaped.
+
+    Control characters, and what turns the direction of text, are escapes too, as in a terminal.
+    """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     found = ("agentrig.view", *packages)
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("agentrig.view.watch", "static"), *map(PackageLoader, found)]),
         autoescape=True,
+        finalize=lambda value: printable(value.replace("\r\n", "\n")) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -53,7 +58,7 @@ def explained(text: str) -> Markup:
     """Return a text in which the ledger's reasons say on a page what they mean."""
     from markupsafe import Markup, escape
 
-    parts = re.split(rf"\b({'|'.join(sorted(REASONS, key=len, reverse=True))})\b", text)
+    parts = re.split(rf"\b({'|'.join(sorted(REASONS, key=len, reverse=True))})\b", printable(text))
     return Markup("").join(
         Markup('<abbr title="{}">{}</abbr>').format(REASONS[part], part) if part in REASONS else escape(part)
         for part in parts
@@ -64,7 +69,7 @@ def commands(text: str) -> Markup:
     """Return a text in which a command, which always ends its line, is set as code."""
     from markupsafe import Markup, escape
 
-    parts = re.split(r"(?m)(?<=: )(agentrig [a-z].*)$", text)
+    parts = re.split(r"(?m)(?<=: )(agentrig [a-z].*)$", printable(text))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
     )

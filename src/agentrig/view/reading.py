@@ -150,7 +150,7 @@ class RunData:
     @cached_property
     def missing(self) -> Sequence[str]:
         """What is missing, cannot be read, or is not what the run wrote, one sentence each; it reads every file."""
-        ended = bool(self.summary.get("complete")) and not self.continued
+        ended = self.ended if self.summary.get("complete") and not self.continued else None
         try:
             changed = changed_files(self.directory, self.steps, self.progress, ended=ended, running=self.running)
         except RunFileError as error:

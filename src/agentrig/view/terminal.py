@@ -18,7 +18,7 @@ from agentrig.figures import NOTHING, counted, duration, figure, percent, plain,
 from agentrig.plan import script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
-from agentrig.text import amount, cut, differs_in_kind_only, printable, with_kind
+from agentrig.text import amount, cut, differs_in_kind_only, one_line, printable, with_kind
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
@@ -53,7 +53,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     shown = readable_rollout(rollout)
     row = shown.row
     head = Text(f"rollout {row['id']}", style="bold")
-    head.append(f"  task {printable(cut(row['task_id'], LONGEST_ID))}", style="not bold")
+    head.append(f"  task {one_line(cut(row['task_id'], LONGEST_ID))}", style="not bold")
     counted_calls = f"{amount(row['calls'], 'call')}, {row['triplets']} for training"
     head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
@@ -93,7 +93,7 @@ def span_text(rollout: Rollout, *, width: int = 120) -> str:
 
 
 def _heading(node: Node) -> Text:
-    text = Text(printable(node.name), style="bold magenta" if node.kind == "call" else "bold cyan")
+    text = Text(one_line(node.name), style="bold magenta" if node.kind == "call" else "bold cyan")
     text.append(f"  {node.seconds:.3f} s at {node.at:+.3f}", style="not bold dim")
     if node.call:
         text.append(f"  {node.call.length}", style="not bold dim")
@@ -178,8 +178,8 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         yield "agentrig watch shows the right answer too"
     yield ""
     first, *others = ending(diagnose(run))
-    yield f"why: {first}"
-    yield from (f"     {line}" for line in others)
+    yield printable(f"why: {first}")
+    yield from (printable(f"     {line}") for line in others)
     hours, failed = figures.hours(run), failures(run)
     solved = ", solved" if run.summary.get("solved") else ""
     took = "" if hours is None else f" in {duration(3600 * hours)}"

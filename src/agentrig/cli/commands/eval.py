@@ -21,7 +21,7 @@ from agentrig.cli.options import (
 )
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError
-from agentrig.text import amount
+from agentrig.text import amount, one_line, printable
 
 if TYPE_CHECKING:
     from agentrig.run.evaluate import Evaluation
@@ -79,7 +79,7 @@ def eval_(
             begun=shown.begin,
         )
     for line in failure_lines(found.failures, found.reasons):
-        click.echo(line, err=True)
+        click.echo(printable(line), err=True)
     if as_json:
         print_json(found.as_dict())
     else:
@@ -147,13 +147,13 @@ class _Predictions:
 
 def _show(found: Evaluation) -> None:
     for name, parts in found.slices.items():
-        click.echo(name)
+        click.echo(one_line(name))
         for part, (right, n) in parts.items():
-            click.echo(f"  {part:<38} {right:>4} of {n:<4} {right / n:7.1%}")
+            click.echo(f"  {one_line(part):<38} {right:>4} of {n:<4} {right / n:7.1%}")
     if found.by_turn:
         click.echo("by turn: " + ", ".join(f"{count} {turn}" for turn, count in found.by_turn.items()))
     if found.wrong:
-        click.echo("wrong answers: " + ", ".join(f"{count} {kind}" for kind, count in found.wrong.items()))
+        click.echo("wrong answers: " + ", ".join(f"{count} {one_line(kind)}" for kind, count in found.wrong.items()))
     if found.accuracy is not None and found.ci95 is not None:
         click.echo(f"accuracy {found.accuracy:.1%}  (95%: {found.ci95[0]:.1%} to {found.ci95[1]:.1%}, n = {found.n})")
         click.echo(f"mean reward {found.reward:.4g}")

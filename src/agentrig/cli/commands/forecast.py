@@ -11,7 +11,7 @@ import click
 from agentrig.cli.options import configured, json_option, make_plan, print_json
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.text import amount
+from agentrig.text import amount, printable
 
 if TYPE_CHECKING:
     from agentrig.run.forecast import Trial
@@ -75,7 +75,7 @@ def forecast(
         print_json(found, indent=2)
     else:
         for line in _lines(found):
-            click.echo(line)
+            click.echo(printable(line))
     if ended is not None:
         raise ended
     if found["verdict"]["kind"] != "good":

@@ -70,6 +70,7 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     agentrig report runs/mini-20260101-120000
     """
     from agentrig.figures import points
+    from agentrig.text import printable
     from agentrig.view import build_report, compare
     from agentrig.view.causes.evidence import Evidence
     from agentrig.view.causes.outcome import changes
@@ -89,7 +90,7 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     before, after = row["accuracy"]["before"], row["accuracy"]["after"]
     gain = "" if None in (before, after) else f"{points(before, after)} points: "
     for found in changes(Evidence.of(read_run(runs[0]))):
-        click.echo(f"{gain}{found.text}")
+        click.echo(printable(f"{gain}{found.text}"))
     click.echo(f"report: {page}")
 
 
@@ -261,7 +262,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 summary = there.read_json("summary.json")
             ended = last_ended(there.checkpoints, progress, told)
             for text in losses(told, damaged, ended):
-                click.echo(f"agentrig: warning: {text}", err=True)
+                click.echo(f"agentrig: warning: {printable(text)}", err=True)
             steps = sorted(Record(run).lines)
             if step is not None and step not in steps:
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")

@@ -32,6 +32,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     """
     from agentrig.plugins.loading import load
     from agentrig.plugins.specs import KINDS, PURPOSES
+    from agentrig.text import printable
 
     with stdout_to_stderr():
         registry = load(files=files, strict=strict_plugins)
@@ -47,7 +48,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
                 click.echo(f"{kind}: {PURPOSES[kind]}")
             width = max((len(c.spec.name) for c in components), default=0)
             for c in components:
-                click.echo(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})")
+                click.echo(printable(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})"))
         click.echo("plugins")
         alike: dict[tuple[str, str, str | None], list[str]] = {}  # a distribution may bring several
         for plugin in registry.plugins:
@@ -55,19 +56,22 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
             where = where.removeprefix(f"{plugin.distribution}.")
             alike.setdefault((plugin.source, plugin.status, plugin.error), []).append(where)
         for (source, status, error), places in alike.items():
-            click.echo(f"    {source}  {status}  ({', '.join(places)})" + (f"\n        {error}" if error else ""))
+            said = f"\n        {printable(error)}" if error else ""
+            click.echo(f"    {source}  {status}  ({', '.join(places)}){said}")
     registry.check()
 
 
 def _print_plugin(plugin: PluginInfo) -> None:
+    from agentrig.text import printable
+
     where = f"plugin {plugin.name}" if plugin.distribution == "file" else plugin.origin
     click.echo(f"{plugin.source}  {plugin.status}  ({where})")
     if plugin.error:
-        click.echo(f"    {plugin.error}")
+        click.echo(printable(f"    {plugin.error}"))
     if plugin.observes:
         click.echo(f"    {'hooks':<10} {', '.join(plugin.observes)}")
     for c in plugin.components:
-        click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
+        click.echo(printable(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}"))
 
 
 @plugins_.command("show")
@@ -92,6 +96,7 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
     from agentrig.plan import OWN_SECTIONS, to_toml
     from agentrig.plugins.loading import load
     from agentrig.plugins.specs import KINDS as SPECS
+    from agentrig.text import printable
 
     registry: Registry = ctx.obj
     assert ctx.parent is not None
@@ -136,7 +141,7 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
         return
     for d in described:
         source = d["origin"] if d["distribution"] == "file" else f"{d['distribution']} {d['version']}"
-        click.echo(f"{d['kind']} {d['name']}  ({source})\n  {d['summary']}")
+        click.echo(printable(f"{d['kind']} {d['name']}  ({source})\n  {d['summary']}"))
         if d["plugin"]:
             click.echo(f"  from plugin {d['plugin']} ({d['origin']})")
         if d["kind"] == "recipe":
@@ -149,7 +154,7 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
             d["settings"].items(), key=lambda item: (item[1]["default"] != "required", -first[item[0]])
         ):
             values = f", {s['range']}" if s["range"] else ""
-            click.echo(f"    {key} = {as_written(s['default'])}  ({s['type']}{values})  {s['help']}")
+            click.echo(printable(f"    {key} = {as_written(s['default'])}  ({s['type']}{values})  {s['help']}"))
 
 
 def _described(kind: str, name: str, summary: str, plugin: PluginInfo | None, settings: Any) -> dict[str, Any]:

@@ -31,6 +31,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
+FailureReason = tuple[str, str]
+"""The kind of a failure, and its message without what differs between rollouts."""
+
+
 @attrs.frozen(kw_only=True)
 class StepFacts:
     """Counts of a step's training rollouts.
@@ -39,7 +43,8 @@ class StepFacts:
         step: The step.
         rollouts: All of them.
         failures: How many failed, by kind.
-        examples: A message of each kind.
+        reasons_of_failures: How many failed for each reason: see `failure_reason`.
+        examples: A message of each of these reasons.
         overlong: Of the failed ones, those whose message says that a prompt was longer than the model's context.
         scored: Those with a reward.
         right: Of these, the correct ones.
@@ -71,7 +76,8 @@ class StepFacts:
     step: int
     rollouts: int = 0
     failures: Mapping[str, int] = attrs.field(factory=dict)
-    examples: Mapping[str, str] = attrs.field(factory=dict)
+    reasons_of_failures: Mapping[FailureReason, int] = attrs.field(factory=dict)
+    examples: Mapping[FailureReason, str] = attrs.field(factory=dict)
     overlong: int = 0
     scored: int = 0
     right: int = 0
@@ -111,6 +117,15 @@ def reason_of(details: Any) -> str:
     return re.sub(r"""\d+|"[^"]*"|'[^']*'""", "…", kind if ": " in kind and " " not in name else told)[:120]
 
 
+VARYING = re.compile(r"""(\.py:\d+)|\d+|"[^"]*"|'[^']*'""")
+"""What differs between messages of the same cause; a line of code does not."""
+
+
+def failure_reason(kind: str, message: str) -> FailureReason:
+    """Return what failures of the same cause have in common: their kind, and the message without names and numbers."""
+    return kind, VARYING.sub(lambda found: found[1] or "…", message)[:500]
+
+
 def _reason(details: Any) -> str:
     try:
         return str(mapping(json.loads(details or "{}")).get("reason") or "")
@@ -121,7 +136,8 @@ def _reason(details: Any) -> str:
 def facts_of(file: RolloutFile) -> StepFacts:
     """Return the counts of a file of training rollouts."""
     failures: Counter[str] = Counter()
-    examples: dict[str, str] = {}
+    reasons: Counter[FailureReason] = Counter()
+    examples: dict[FailureReason, str] = {}
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     rollouts = overlong = 0
     for row in rollout_rows([file], COLUMNS, decode=False):
@@ -130,7 +146,10 @@ def facts_of(file: RolloutFile) -> StepFacts:
             kind = str(row["failure"])
             text = str(row["message"] or row["details"] or "")
             failures[kind] += 1
-            examples.setdefault(kind, str(row["message"] or _reason(row["details"]) or text))
+            message = str(row["message"] or _reason(row["details"]) or text)
+            alike = failure_reason(kind, message)
+            reasons[alike] += 1
+            examples.setdefault(alike, message)
             overlong += bool(OVERLONG.search(text))
         elif number(row["value"]) is not None:
             groups[str(row["group"] if row["group"] is not None else row["task_id"])].append(row)
@@ -152,6 +171,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         step=file.step,
         rollouts=rollouts,
         failures=dict(failures),
+        reasons_of_failures=dict(reasons),
         examples=examples,
         overlong=overlong,
         scored=len(scored),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentrig.figures import count, number, percent
 from agentrig.run.directory import dev_command
-from agentrig.view.causes.evidence import Evidence, StepFacts, total
+from agentrig.view.causes.evidence import Evidence, FailureReason, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
 from agentrig.view.figures import series, totals
@@ -23,10 +25,6 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("runners.deadline_s",),
         "Give a rollout more time, or find out where the agent waits, by each span's seconds: {dev}",
     ),
-    "reward-invalid": (
-        ("run.reward_budget_s",),
-        "The reward could not judge these: look at its environment, and at the time that it may take.",
-    ),
     "llm-error": (("server.use",), "Calls to the model failed: look at the message, and at server.log."),
     "runner-died": (
         ("runners.threads", "runners.n"),
@@ -39,6 +37,30 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "adapter-error": (("adapter.use",), "The adapter raised: mend it, agentrig validate checks it."),
 }
 """Kind of a failure to the settings and the advice; `{dev}` is the command that shows rollouts."""
+
+
+LATE = "the reward ran past its budget"
+"""How the reason begins if the reward took too long."""
+
+RAISED = "the reward raised "
+"""How it begins if the reward raised; the place in its code comes at the end."""
+
+PLACE = re.compile(r" \(([^()\s]+:\d+ in [^()]+)\)")
+"""The place in the user's code at the end of a message, as `agentrig.errors.place_of` has it."""
+
+SHOWN = 3
+"""So many causes of failures are named, the most frequent."""
+
+
+def _invalid_cure(reason: str) -> tuple[tuple[str, ...], str]:
+    """Return the settings and the advice for an outcome that the reward gave no score for this reason."""
+    if reason.startswith(LATE):
+        return ("run.reward_budget_s",), "Give the reward more time, or find out what it waits for."
+    place = PLACE.findall(reason)
+    if reason.startswith(RAISED):
+        where = f" at {place[-1]}" if place else ""
+        return ("reward.use",), f"The reward raised: mend its code{where}; agentrig validate checks it."
+    return ("reward.use",), "The reward gave no score: mend what the message says; agentrig validate checks it."
 
 
 def unanswered(evidence: Evidence) -> Iterator[Finding]:
@@ -84,14 +106,22 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         return
     worst = max(kinds, key=lambda kind: (kinds[kind], kind))
     since = next((f.step for f in evidence.steps if f.failures.get(worst)), None)
-    example = next((f.examples[worst] for f in evidence.steps if f.examples.get(worst)), "")
-    example = next(iter(example.strip().splitlines()), "")[:200]
+    reasons, examples = Counter[FailureReason](), dict[FailureReason, str]()
+    for facts in evidence.steps:
+        reasons.update(facts.reasons_of_failures)
+        examples = {**facts.examples, **examples}
     listed = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
-    text += f": {listed}" + (f"; for example: {example}" if example else "")
+    text += f": {listed}{_most_frequent(reasons, examples)}"
     if at_least(failed, rollouts) <= PART_LIMIT:
         yield Finding("fact" if evidence.run.running else "warn", text)
         return
-    settings, advice = CURES.get(worst, ((), "Look at one, with every span: {dev}"))
+    if worst == "reward-invalid":
+        known = [reason for reason, _ in reasons.most_common() if reason[0] == worst][:SHOWN]
+        cures = [_invalid_cure(examples[reason]) for reason in known] or [_invalid_cure("")]
+        settings = tuple(dict.fromkeys(name for names, _ in cures for name in names))
+        advice = "\n".join(dict.fromkeys(text for _, text in cures)).replace("{", "{{").replace("}", "}}")
+    else:
+        settings, advice = CURES.get(worst, ((), "Look at one, with every span: {dev}"))
     yield problem(
         "failures",
         text,
@@ -101,6 +131,19 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         advice=advice.format(dev=dev_command(evidence.run.directory)),
         explains=("zero-variance-groups",),
     )
+
+
+def _most_frequent(reasons: Counter[FailureReason], examples: Mapping[FailureReason, str]) -> str:
+    """Return an example of each of the most frequent causes of failures, and how often each was, as the end of a text.
+
+    Only the first line of a message is shown.
+    """
+    told = {reason: next(iter(examples[reason].strip().splitlines()), "")[:200] for reason in reasons}
+    shown = [(n, told[reason]) for reason, n in reasons.most_common() if told[reason]]
+    if len(shown) < 2:
+        return "".join(f"; for example: {example}" for _, example in shown)
+    all_of_them = f" (of {count(len(shown))} causes)" if len(shown) > SHOWN else ""
+    return f"; most often{all_of_them}: " + "; ".join(f"{count(n)} x {example}" for n, example in shown[:SHOWN])
 
 
 def overlong_prompts(evidence: Evidence) -> Iterator[Finding]:
