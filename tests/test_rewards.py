@@ -17,8 +17,10 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import date
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import attrs
@@ -32,6 +34,7 @@ from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
+from agentrig.processes import held
 from agentrig.runners.attempt import run_agent
 from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
@@ -823,6 +826,19 @@ def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path, 
     assert ended.stderr.startswith(f"the reward closed files and connections of this command, such as {named}")
     assert ended.stderr.count("run.reward_process=true") == 1
     assert "Traceback" not in ended.stderr
+
+
+def test_a_command_whose_descriptors_a_reward_has_closed_is_not_said_to_have_ended() -> None:
+    """It is watched until it has: the message of the descriptors comes from the command itself."""
+    ours, theirs = Pipe()
+    theirs.close()
+    begun, ended = time.monotonic(), list[float]()
+    told = SimpleNamespace(died="it has ended", why="", tell=lambda *_: ended.append(time.monotonic() - begun))
+    limit, during = SimpleNamespace(value=begun + 60), SimpleNamespace(value=b"")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.6)"]) as command:
+        held.watch(ours, command.pid, cast("Any", told), limit, during)
+    assert len(ended) == 1
+    assert ended[0] > 0.6
 
 
 def test_a_reward_that_replaces_something_while_it_is_built_is_put_right(

@@ -459,7 +459,7 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     import torch
     from safetensors.torch import load_file
 
-    at, rank = step.number if at is None else at, step.settings["lora_rank"]
+    at, rank = step.number if at is None else at, step.settings.get("lora_rank", 0)
     folder = step.folder(at)
     file, version = folder / ("adapter_model.safetensors" if rank else "model.safetensors"), step.weights_of(at)
     if version is None or not (file.is_file() and (folder / "trainer" / "learner.pt").is_file()):

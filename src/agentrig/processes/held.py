@@ -105,7 +105,15 @@ def watch(pipe: Connection, watched: int, told: Told, limit: Any, during: Any) -
     """
     with contextlib.suppress(EOFError, OSError, psutil.Error):  # it has ended
         process, late_s, looked = psutil.Process(watched), 0.0, time.monotonic()
-        while not pipe.poll(LOOK_S) and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        closed = False
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            try:
+                if closed:
+                    time.sleep(LOOK_S)
+                elif pipe.poll(LOOK_S):
+                    closed = True  # that process has ended, or a plugin's code has closed its descriptors
+            except OSError:
+                closed = True
             before, looked = looked, time.monotonic()
             if not limit.value or looked < limit.value:
                 late_s = 0.0
