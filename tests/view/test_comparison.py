@@ -327,6 +327,10 @@ def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[
     other = write_run(tmp_path / "other", steps=3, seed=1)
     assert "the same score" not in compare([runs[1], other]).rewards[0]
     assert compare([seeds[0], seeds[1]]).rewards == []
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["data"]["report"]["fingerprint"] = "of other tasks"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    assert compare([runs[1], other]).rewards == []
 
 
 def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:

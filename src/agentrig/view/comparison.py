@@ -366,7 +366,8 @@ def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
     found = []
     for pool in others:
         names = [str(dig(each[0].config, "reward", "use") or "?") for each in (first, pool)]
-        if _reward(pool[0]) == _reward(first[0]) or "?" in names:
+        other_tasks = _tasks(pool[0]) != _tasks(first[0])  # then no reward makes them comparable
+        if other_tasks or _reward(pool[0]) == _reward(first[0]) or "?" in names:
             continue
         runs = [_names([run.name for run in each], ", ") for each in (pool, first)]
         judges = " and ".join(names[::-1]) if names[0] != names[1] else f"{names[0]} with other settings"
