@@ -125,7 +125,7 @@ def structure(
         if key not in fields:
             raise ConfigError(
                 f'[{section}] {owner} has no key "{key}".{elsewhere(key) or _similar(key, fields)}\n'
-                f"  its keys: {', '.join(fields) or 'none; its spec gives no settings class (config=…)'}"
+                f"  its keys: {', '.join(fields) or 'none'}"
             )
         if fields[key].metadata.get("secret"):
             values[key] = _secret(value, f"[{section}] {key} of {owner}")

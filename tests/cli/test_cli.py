@@ -535,6 +535,11 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     assert {p["value"] for p in saved} == {0.0, 1.0}
     (_, headers, body) = model.requests[0]
     assert headers["authorization"] == "Bearer key-3"
+    few = [*words[:4], "run.report_tasks=3", "--json"]
+    for more, n in (([], 3), (["--split", "train", "--limit", "4"], 4), (["--limit", "5"], 5)):
+        found = invoke(*few, *more, env=environment)
+        assert json.loads(found.stdout)["n"] == n
+        assert ("run.report_tasks limits it" in found.stderr) == (n == 3)
     assert (body["temperature"], body["model"]) == (0.0, "toy-model")
     assert "return_token_ids" not in body  # nothing is learned, and not every server knows it
 

@@ -304,6 +304,35 @@ def test_runs_with_other_tasks_or_no_end_are_not_tested_against_each_other(seeds
     assert told == "lr 0.001, max_length 1024, max_turns 4, table_info_truncate 64, and 1 other setting"
 
 
+def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[Path], tmp_path: Path) -> None:
+    runs = []
+    for name, credit in (("first", 'use = "grpo"\nnegative_scale = 0.5'), ("second", 'use = "best-of-group"')):
+        runs.append(write_run(tmp_path / name, steps=3, lr=1e-3 if name == "second" else 1e-4))
+        config = (runs[-1] / "config.toml").read_text() + f"\n[credit]\n{credit}\n"
+        config = config.replace("[run]", f"[run]\naudit = {str(name == 'first').lower()}")
+        if name == "second":
+            config = config.replace('"spider-exec"', '"strict"')
+        (runs[-1] / "config.toml").write_text(config)
+    first, second = compare(runs).table().rows
+    told = "reward.use spider-exec, negative_scale 0.5, lr 0.0001, audit true"
+    assert first[0].splitlines()[1:3] == ["grpo, credit grpo", told]
+    assert second[0].splitlines()[1:3] == ["grpo, credit best-of-group", "reward.use strict, lr 0.001, audit false"]
+    found = compare(runs)
+    measure = "agentrig eval RUN/config.toml --reward spider-exec --checkpoint RUN"
+    (said,) = found.rewards
+    assert said.startswith("After training, second and first are not compared: different rewards judged them")
+    assert f"(strict and spider-exec). Measure both with one: {measure}." in said
+    assert said.endswith("These rewards gave the same score in all 48 training rollouts.")
+    assert said in found.table().note
+    other = write_run(tmp_path / "other", steps=3, seed=1)
+    assert "the same score" not in compare([runs[1], other]).rewards[0]
+    assert compare([seeds[0], seeds[1]]).rewards == []
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["data"]["report"]["fingerprint"] = "of other tasks"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    assert compare([runs[1], other]).rewards == []
+
+
 def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:
     begun = shutil.copytree(seeds[2], tmp_path / "begun")
     before = json.loads((begun / "progress.json").read_text())["before"]

@@ -271,8 +271,13 @@ def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> No
 
     assert [f.cause for f in diagnose(with_lines(run, alike(16))).problems] == ["low-entropy"]
     assert "low-entropy" not in [f.cause for f in diagnose(with_lines(run, alike(0))).problems]
+    with_lines(run, lambda line: alike(16 if line["step"] <= 2 else 0)(line))
+    assert "seen in 2 of 2 steps with an update, first seen in step 1" in str(diagnose(run))
     with_lines(run, lambda line: alike(16 if line["step"] == 1 else 0)(line))
-    assert "seen in 1 of 1 steps with an update, first seen in step 1" in str(diagnose(run))
+    assert "low-entropy" not in [f.cause for f in diagnose(run).problems], "one step is no mean"
+    with_lines(run, alike(16))
+    with_lines(run, lambda line: line["calls"].update(dropped={"left-out-by-credit": 64}))
+    assert "low-entropy" not in [f.cause for f in diagnose(run).problems], "the credit took the best calls"
 
 
 def test_no_low_entropy_is_found_beside_tasks_that_are_too_hard(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_low_entropy_from_the_start_is_named(runs: Mapping[str, Path], tmp_pat
     )
     found = diagnose(run)
     assert [f.cause for f in found.problems] == ["low-entropy"], found
-    assert "the entropy was 0.03 nats a token from the first steps on" in found.problems[0].text
+    assert "the entropy of the trained calls was 0.03 nats a token from the first steps on" in found.problems[0].text
     assert "71% of all groups" in found.problems[0].text
     learns = changed(
         runs["healthy: it learns"],

@@ -236,7 +236,7 @@ def run_agent(
 
 
 def eval_tasks(
-    tasks: Tasks, run: RunSettings, split: str | None, limit: int = 0, *, who: str, role: str = "report"
+    tasks: Tasks, run: RunSettings, split: str | None, limit: int | None = 0, *, who: str, role: str = "report"
 ) -> tuple[str, Sequence[Task]]:
     """Return a split's name and tasks; by default those of the role's split.
 
@@ -244,7 +244,7 @@ def eval_tasks(
         tasks: The task set.
         run: Says which split has which role.
         split: The split's name; None for the role's.
-        limit: Only so many tasks; 0 for all.
+        limit: Only so many tasks; 0 for all. None for as many as the run uses, of the split that has the role.
         who: Whose they are, for messages.
         role: See `agentrig.tasks.Tasks`.
 
@@ -252,13 +252,16 @@ def eval_tasks(
         ConfigError: There is no such split, or it has no tasks.
         PluginError: A row is not a valid `Task`.
     """
-    name = split or split_of(run, tasks, role)
+    own = split_of(run, tasks, role)
+    name = split or own
     if not name:
         raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
     rows = read_split(tasks, name, who=who)
     if not rows:
         more = other_split(tasks, name, "--split NAME", who=who)
         raise ConfigError(f'{who}: split "{name}" has no tasks.{more}')
+    if limit is None:
+        limit = getattr(run, f"{role}_tasks") if name == own else 0
     return name, rows[:limit] if limit else rows
 
 

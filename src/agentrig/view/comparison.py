@@ -84,6 +84,12 @@ SETTINGS = 4
 LONGEST_SETTING = 40
 """Characters of a setting's value in a line."""
 
+CHECKS = frozenset(("run.audit", "run.second_reward", "run.plugins", "run.block"))
+"""Settings that change no rollout and no update: a line names them last."""
+
+OWN_KEYS = ("reward.", "credit.")
+"""The components whose settings a line has also where other runs use another component, without these keys."""
+
 TOLD = frozenset(
     ("run.name", "run.seed", "run.directory", "algorithm.use", "algorithm.model", "credit.use", "server.model")
 )
@@ -179,6 +185,7 @@ class Comparison:
         start: The run whose measurement before training is the common start, its `accuracy` and its number of tasks.
         between: How each other line's held-out answers after training differ from those of the first line; see
             `_between`.
+        rewards: What is said of each other line with another reward than the first line's, instead; see `_rewards`.
         prices: The price table, if there is one.
     """
 
@@ -186,6 +193,7 @@ class Comparison:
     lines: Sequence[Mapping[str, Any]]
     start: Mapping[str, Any]
     between: Sequence[Mapping[str, Any]] = ()
+    rewards: Sequence[str] = ()
     prices: Prices | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -194,6 +202,7 @@ class Comparison:
             "common_start": dict(self.start),
             "lines": list(self.lines),
             "between": list(self.between),
+            "rewards": list(self.rewards),
             "runs": list(self.rows),
         }
 
@@ -217,7 +226,7 @@ class Comparison:
             rows = [[*row, _cost(line)] for row, line in zip(rows, self.lines, strict=True)]
             lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
             notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
-        note = "\n".join([*map(_told_between, self.between), " ".join(notes)])
+        note = "\n".join([*map(_told_between, self.between), *self.rewards, " ".join(notes)])
         return tables.Table(title="Comparison", heads=heads, rows=rows, note=note)
 
     def text(self, *, width: int | None = None) -> str:
@@ -286,11 +295,13 @@ def compared(
     begun = figures.held_out(reference)["accuracy"]
     n = int(number(dig(reference.progress, "before", "n")) or begun["n"])
     start = {"run": reference.name, "accuracy": begun["before"], "n": n, "start": start_of(reference).name}
+    lines = [[runs[i] for i in pool] for pool in pools.values()]
     return Comparison(
         rows=rows,
         lines=[_line([rows[i] for i in pool]) for pool in pools.values()],
         start=start,
-        between=_between([[runs[i] for i in pool] for pool in pools.values()]),
+        between=_between(lines),
+        rewards=_rewards(lines),
         prices=prices,
     )
 
@@ -302,15 +313,25 @@ def _accuracy_of(run: RunData) -> dict[str, Any]:
 
 
 def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Return of each run its values of the settings in which the runs differ, those of the algorithm first.
+    """Return of each run its values of the settings in which the runs differ, the components first.
 
-    Left out are `TOLD`, and the settings of components that only some of the runs use.
+    Left out are `TOLD`, and the settings of components that only some of the runs use, but for `OWN_KEYS`.
     """
     several = [dict(flat(run.config)) for run in runs]
-    common = [key for key in several[0] if key not in TOLD and all(key in settings for settings in several)]
-    apart = [key for key in common if any(settings[key] != several[0][key] for settings in several)]
-    apart.sort(key=lambda key: not key.startswith("algorithm."))
-    return [{key: settings[key] for key in apart} for settings in several]
+    every = dict.fromkeys(key for settings in several for key in settings if key not in TOLD)
+
+    def differs(key: str) -> bool:
+        if any(key not in settings for settings in several):
+            return key.startswith(OWN_KEYS)
+        return any(settings[key] != several[0][key] for settings in several)
+
+    apart = sorted(filter(differs, every), key=_place)
+    return [{key: settings[key] for key in apart if key in settings} for settings in several]
+
+
+def _place(key: str) -> tuple[bool, bool, bool, bool]:
+    """Return by what a line sorts its settings: components, the keys of reward and credit, those of the algorithm."""
+    return key in CHECKS, not key.endswith(".use"), not key.startswith(OWN_KEYS), not key.startswith("algorithm.")
 
 
 def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
@@ -334,6 +355,42 @@ def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
         names = {"runs": [run.name for run in pool], "against": [run.name for run in first]}
         found.append({**names, "n": len(both), "better": better, "worse": worse, "p": sign_test(better, worse)})
     return found
+
+
+def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
+    """Say of each line with another reward than the first line's that they are not compared, and how they can be.
+
+    Where both had the same training rollouts and each got the same score in both, it says that, too.
+    """
+    first, *others = pools
+    found = []
+    for pool in others:
+        names = [str(dig(each[0].config, "reward", "use") or "?") for each in (first, pool)]
+        other_tasks = _tasks(pool[0]) != _tasks(first[0])  # then no reward makes them comparable
+        if other_tasks or _reward(pool[0]) == _reward(first[0]) or "?" in names:
+            continue
+        runs = [_names([run.name for run in each], ", ") for each in (pool, first)]
+        judges = " and ".join(names[::-1]) if names[0] != names[1] else f"{names[0]} with other settings"
+        text = (
+            f"After training, {runs[0]} and {runs[1]} are not compared: different rewards judged them ({judges}). "
+            f"Measure both with one: agentrig eval RUN/config.toml --reward {names[0]} --checkpoint RUN"
+        )
+        n = _same_scores(first[0], pool[0]) if len(first) == len(pool) == 1 else 0
+        same = f" These rewards gave the same score in all {amount(n, 'training rollout')}." if n else ""
+        found.append(f"{text}.{same}")
+    return found
+
+
+def _same_scores(first: RunData, other: RunData) -> int:
+    """Return how many training rollouts two runs have, if they have the same ones with the same scores; else 0."""
+    known = None
+    for run in (first, other):
+        rows = rollout_rows(run.of_mode("train"), ("task_id", "answer", "value"), decode=False)
+        scored = Counter((row["step"], row["task_id"], row["answer"], row["value"]) for row in rows)
+        if known is not None and scored != known:
+            return 0
+        known = scored
+    return sum((known or Counter()).values())
 
 
 def _shares(pool: Sequence[RunData]) -> dict[str, Fraction]:
@@ -381,9 +438,9 @@ def _credit(run: RunData) -> Any:
 
 
 def _method(run: RunData) -> str:
-    """Return a run's algorithm, with its credit where that has another name."""
+    """Return a run's algorithm, with its credit if it uses one."""
     algorithm, credit = _algorithm(run), _credit(run)
-    return algorithm if credit in (None, "own", algorithm) else f"{algorithm}, credit {credit}"
+    return algorithm if credit in (None, "own") else f"{algorithm}, credit {credit}"
 
 
 def _usage(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
@@ -648,9 +705,8 @@ def _settings(differs: Mapping[str, Any]) -> list[str]:
     for key, value in [*differs.items()][:SETTINGS]:
         part = key.rpartition(".")[2]
         name = part if parts[part] == 1 and part != "use" else key
-        told.append(
-            f"{name} {cut(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST_SETTING)}"
-        )
+        text = value if value and isinstance(value, str) else json.dumps(value, default=str)
+        told.append(f"{name} {cut(text, LONGEST_SETTING)}")
     more = len(differs) - SETTINGS
     told += [f"and {amount(more, 'other setting')}"] if more > 0 else []
     return [", ".join(told)] if told else []

@@ -227,7 +227,7 @@ def plots_of(
             "entropy, nats",
             "algorithm",
             "entropy",
-            caption="How uncertain the model is of a token: near 0, its answers hardly differ.",
+            caption="How uncertain the model is of a token of the trained calls: near 0, these hardly differ.",
         ),
         _metric(
             runs,

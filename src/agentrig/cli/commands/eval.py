@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 @configured
 @model_options
 @click.option("--split", metavar="NAME", help="The split to measure; the report split by default.")
-@click.option("--limit", type=click.IntRange(min=0), default=0, help="Only the first n tasks; 0 for all.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Only the first n tasks; 0 for all. By default run.report_tasks."
+)
 @click.option("--temperature", type=Number(min=0), help="Sampling temperature; by default the run's, or 0.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Write every prediction there.")
 @json_option("Print the figures as JSON.")
@@ -41,7 +43,7 @@ def eval_(
     model: str | None,
     checkpoint: Path | None,
     split: str | None,
-    limit: int,
+    limit: int | None,
     temperature: float | None,
     save: Path | None,
     as_json: bool,
@@ -65,6 +67,8 @@ def eval_(
     name, tasks = eval_tasks(plan.tasks(), plan.run, split, limit, who=plan.whose_tasks)
     measured = str(checkpoint) if checkpoint is not None else _model(server or plan.configs["server"])
     where = f"model: {measured}{f', prompts: {prompts}' if prompts else ''}"
+    if limit is None and len(tasks) == plan.run.report_tasks:
+        where += "; run.report_tasks limits it, --limit 0 measures all"
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
     predictions = _Predictions(save)
     with closing(predictions), progress(len(tasks)) as shown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agentrig.figures import count, figure, mean, number
+from agentrig.ledger import LEFT_OUT_BY_CREDIT
 from agentrig.run.verdict import EASY
 from agentrig.text import amount
 from agentrig.view import figures
@@ -46,6 +47,9 @@ NOTHING_LEFT = 0.05
 LOW_ENTROPY = 0.1
 """Nats a token below which a policy hardly explores: at each token, the likeliest has a probability of about 0.98."""
 
+LEFT_OUT = 0.1
+"""If the credit leaves out more of the calls, the entropy of the trained ones says nothing of all."""
+
 ALIKE = 1 / 3
 """Up to this share of groups without variance, a low entropy is no fault."""
 
@@ -85,12 +89,18 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unexploring(evidence: Evidence) -> Iterator[Finding]:
-    """A policy whose answers were nearly certain from the first steps on, in a run that did not get better."""
+    """A policy whose answers were nearly certain from the first steps on, in a run that did not get better.
+
+    The entropy is that of the trained calls. Where the credit left out others, it does not tell how alike all were.
+    """
+    left_out = figures.totals(evidence.run, "calls", "dropped").get(LEFT_OUT_BY_CREDIT, 0)
+    if left_out > LEFT_OUT * (left_out + figures.totals(evidence.run, "calls").get("trained", 0)):
+        return
     steps, entropy = entropies(evidence)
     idle = len(steps) < len(evidence.run.steps)
     alike_steps, alike = figures.series(evidence.run, "zero_variance_groups")
-    few = quarter(entropy)
-    early = mean(entropy[:few])
+    few = max(2, quarter(entropy))  # a single step may be chance
+    early = mean(entropy[:few]) if len(entropy) >= few else None
     same = mean(alike) or 0.0
     # the rollouts of the first step that changed the policy are the last ones that nothing had changed
     change = next(
@@ -107,8 +117,9 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
     low = [s for s, value in zip(steps, entropy, strict=True) if value < LOW_ENTROPY]
     yield problem(
         "low-entropy",
-        f"the entropy was {figure(early)} nats a token from the first steps on (mean of {amount(few, 'step')}), and in "
-        f"{same:.0%} of all groups all rollouts got the same reward: they are too alike to learn from",
+        f"the entropy of the trained calls was {figure(early)} nats a token from the first steps on (mean of "
+        f"{so_many(few)}), and in {same:.0%} of all groups all rollouts got the same reward: they are too alike to "
+        "learn from",
         seen=(len(low), len(steps), "steps with an update" if idle else "steps"),
         since=low[0],
         settings=("algorithm.temperature", "algorithm.model", *evidence.setting("algorithm.group_size")),
