@@ -34,7 +34,7 @@ from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
-from agentrig.processes import held
+from agentrig.processes.held import watch
 from agentrig.runners.attempt import run_agent
 from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
@@ -836,7 +836,7 @@ def test_a_command_whose_descriptors_a_reward_has_closed_is_not_said_to_have_end
     told = SimpleNamespace(died="it has ended", why="", tell=lambda *_: ended.append(time.monotonic() - begun))
     limit, during = SimpleNamespace(value=begun + 60), SimpleNamespace(value=b"")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.6)"]) as command:
-        held.watch(ours, command.pid, cast("Any", told), limit, during)
+        watch(ours, command.pid, cast("Any", told), limit, during)
     assert len(ended) == 1
     assert ended[0] > 0.6
 

@@ -330,7 +330,7 @@ def test_a_file_in_the_place_of_the_folder_is_not_called_a_missing_sketch(run: P
     assert any("audit cannot be read: Not a directory" in each for each in read_run(run).missing)
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "it has no algorithm"), ("[run", "Expected")])
+@pytest.mark.parametrize(("text", "said"), [("", "it is empty"), ("[run", "Expected")])
 def test_a_model_is_not_exported_from_a_run_whose_settings_cannot_be_read(
     run: Path, tmp_path: Path, text: str, said: str
 ) -> None:

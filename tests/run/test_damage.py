@@ -194,7 +194,7 @@ def test_the_advice_of_the_messages_works(run: Path) -> None:
     change(run, "metrics.jsonl", (0,), lambda line: {"step": line["step"]})  # a line without its figures
     resume(run)
     assert json.loads((run / "summary.json").read_text())["complete"] is True
-    assert "metrics.jsonl: the line of step 1 lacks" in (run / "manifest.json").read_text()
+    assert "need is missing for step 1" in (run / "manifest.json").read_text()
     assert (run / "rollouts" / "notes.parquet").exists()
 
 

@@ -115,10 +115,9 @@ def test_files_of_other_types_do_not_take_a_runs_pages(ended_run: Callable[..., 
         assert f"{files[-1].name} cannot be read: its column value holds string, not double" in text
         assert "many" not in page(link, f"run/typed/rollout/{rollouts_of(text)[0]}")
         assert "Traceback" not in page(link, "run/typed/why") + page(link, "run/typed/checks")
-        assert f"{files[-1].name} and calls/train-00001.parquet: changed since the run wrote" in page(link, "run/typed")
-    assert f"{files[-1].name} and calls/train-00001.parquet: changed since the run wrote" in str(
-        diagnose(tmp_path / "typed")
-    )
+        changed = f"{files[-1].name} and calls/train-00001.parquet: changed since the run wrote them"
+        assert changed in page(link, "run/typed")
+    assert changed in str(diagnose(tmp_path / "typed"))
 
 
 @pytest.mark.timeout(120)

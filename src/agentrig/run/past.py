@@ -20,7 +20,7 @@ from agentrig.figures import amount, number
 from agentrig.ledger import totals
 from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_digests, saved_digests, verify
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, read_object, reading
-from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, read_metrics, stays, table_name
+from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
 from agentrig.run.rows import rollout_schema
 from agentrig.run.trends import Guards
@@ -617,7 +617,7 @@ def recorded_in(run: Path) -> dict[str, str]:
     lines: list[dict[str, Any]] = []
     progress: Mapping[str, Any] = {}
     with suppress(OSError, RunFileError):
-        lines, _ = read_metrics((run / "metrics.jsonl").read_text("utf-8", "replace"))
+        lines = RunDirectory(run).metrics()
     with suppress(OSError, RunFileError):
         progress = read_object(run / "progress.json")
     return recorded_digests(lines, progress)
