@@ -351,7 +351,7 @@ def test_figures_of_another_type_are_named_without_a_traceback(run: Path, caplog
         assert said in found["gradient"]["detail"]
         assert found["gradient"]["result"] == ("not looked at" if damaged == "1" else "fault")
         assert not [record for record in caplog.records if record.exc_info]
-        assert f"the line of step {damaged} is damaged: algorithm is no object" in done.stderr
+        assert f"algorithm is no object for step {damaged}" in done.stderr
         assert any(f"the line of step {damaged} is damaged" in each for each in read_run(run).missing)
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, {**second, "digests": 7})))
     done = CliRunner().invoke(main, ["audit", str(run), "--step", "2", "--json"])
@@ -376,7 +376,7 @@ def test_lost_metrics_are_not_called_a_run_without_a_step(run: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     done = CliRunner().invoke(main, ["audit", str(run)])
     assert "metrics.jsonl has no step, so none can be compared. Restore it from a copy" in done.stderr
-    assert "has no line for step 1" in done.stderr
+    assert "has no line for steps 1" in done.stderr
 
 
 def test_a_step_that_is_not_there_is_an_error(healthy: Path) -> None:
