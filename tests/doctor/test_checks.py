@@ -227,6 +227,13 @@ def test_data_is_loaded_and_fingerprinted(monkeypatch):
     monkeypatch.setenv("TOY_DATA", "missing")
     found = only(content.check_data(situation()), "problem")
     assert (found.evidence, found.cure) == ("the sums are missing", "make them: agentrig data sums")
+    monkeypatch.setenv("TOY_DATA", "odd")
+    seen = situation()
+    assert only(content.check_data(seen), "problem").cure == "", "no command makes these sums"
+    used = seen.plan.components["tasks"]
+    used = attrs.evolve(used, spec=attrs.evolve(used.spec, convert=print))
+    seen = attrs.evolve(seen, plan=attrs.evolve(seen.plan, components={**seen.plan.components, "tasks": used}))
+    assert only(content.check_data(seen), "problem").cure == f"see agentrig data {used.spec.name} --help"
 
 
 def test_a_disk_that_is_too_small_is_found(small_disk):

@@ -59,7 +59,7 @@ REWARDS = f"{HEAD}def register_rewards(): "
 SPEC = "RewardSpec(name='x', summary='', build=print)"
 BROKEN = {
     "import no_such_library": "ModuleNotFoundError: No module named 'no_such_library' (toy_broken.py:1 in <module>)",
-    "def broken(:": "SyntaxError",
+    "def broken(:": "(toy_broken.py, line 1): def broken(:",
     "raise SystemError('at import')": "SystemError: at import",
     "raise SystemExit('good bye')": "good bye",
     "def f():\n    {}['x']\nf()": "KeyError: 'x' (toy_broken.py:2 in f)",

@@ -207,7 +207,7 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
             if event.step == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2")
+    plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2", "run.report_tasks=4")
     plan.registry.add_observer(Interrupt(), "interrupt")
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match=r"ended early; resume with: agentrig train --resume") as stopped:
@@ -218,7 +218,9 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     assert f"{told} algorithm.steps={len(lines_of(run))}" in str(stopped.value)
     broken = json.loads((run / "summary.json").read_text())
     assert broken["complete"] is False
-    assert broken["notes"][0].startswith("2 of 4 held-out tasks were right before training, so at most 2 can improve")
+    room = "2 of 4 held-out tasks were right before training, so at most 2 can improve"
+    assert broken["notes"][0].startswith(room)
+    assert broken["notes"][0].endswith("Use more held-out tasks (run.report_tasks limits them)")
     done = len(lines_of(run))
     assert 1 <= done < 3
     assert (run / "checkpoints" / "latest").read_text() == f"step-{done:05d}"
@@ -226,6 +228,7 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     measured = shutil.copytree(run, tmp_path / "runs" / "measured")  # with the command that it names
     summary = train(resume_plan(measured, overrides=[f"algorithm.steps={done}"]), resume=measured)
     assert (summary["steps"], summary["accuracy"]) == (done, {"before": 0.5, "after": 0.5, "n": 4})
+    assert json.loads((measured / "manifest.json").read_text())["most_steps"] == 3, "what `why` suggests to go on to"
 
     model.requests.clear()
     watch = Watch()

@@ -387,7 +387,8 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     found = json.loads(done.stdout)
     assert (len(found["labels"]), len(found["inputs"]), found["turns"], found["ready"]) == (4, 4, 4, False)
     assert found["after"]["n"] == 64, "8 answers to each of the 8 tasks without a label"
-    assert "now: 0.0% of 64 answers to 8 training tasks without a label correct (95%: 0% to 32%)" in done.stderr
+    assert "trying the model with 8 answers to each of 8 training tasks without a label, as in" in done.stderr
+    assert "now: 0.0% of 64 answers correct (95%: 0% to 32%), mean reward" in done.stderr
     assert "would start at zero" in done.stderr.replace("\n", " ")
     assert done.stderr.count("so far: 0.0% of 8 training tasks") == 1  # between the two passes
     ended = "no try of the model reached --until 0.3: the training ended after 2 of 2 passes, because no more were"
@@ -418,10 +419,12 @@ def test_a_context_that_is_too_short_is_refused_before_the_demonstrations(tmp_pa
 @pytest.mark.slow
 def test_the_command_begins_with_the_starter(tmp_path: Path) -> None:
     """Its size and its vocabulary are in the model that comes out; four demonstrations change its weights."""
-    words = [sys.executable, "-m", "agentrig", "warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1"]
+    hasty = "from agentrig.cli import main, progress; progress.STARTING_S = 0.0; main()"
+    words = [sys.executable, "-c", hasty, "warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1"]
     words += ["--no-measure", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert "  learning the demonstrations: " in done.stderr, "a slow start is no hang"
     made = json.loads(done.stdout)["model"]
     assert (made["parameters"], made["vocabulary"], made["context"]) == (1_412_992, 1024, 2048)
     weights, before = (folder / "model.safetensors" for folder in (tmp_path / made["directory"], STARTER))

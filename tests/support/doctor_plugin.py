@@ -31,6 +31,8 @@ class Sums:
     def load(self, split: str) -> Sequence[Task]:
         if os.environ.get("TOY_DATA") == "missing":
             raise AgentrigError("the sums are missing\n  make them: agentrig data sums")
+        if os.environ.get("TOY_DATA") == "odd":
+            raise AgentrigError("the sums are odd")
         return [Task(id=f"{split}-{i}", input={"a": i}) for i in range(3)]
 
 

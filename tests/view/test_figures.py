@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentrig.figures import SIGNIFICANT, least_gain, mean, percent, points, sign_test, wilson
+from agentrig.figures import SIGNIFICANT, least_gain, mean, no_room, percent, points, sign_test, wilson
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.page import view
@@ -45,6 +45,9 @@ def test_the_least_significant_gain():
     assert [least_gain(worse) for worse in range(4)] == [6, 8, 10, 12]
     for worse in (0, 1, 7, 30):
         assert sign_test(least_gain(worse), worse) <= SIGNIFICANT < sign_test(least_gain(worse) - 1, worse)
+    few_tasks = no_room(0, 4, limited_by="run.report_tasks")
+    assert few_tasks.endswith("Use more held-out tasks (run.report_tasks limits them)"), "none is too easy"
+    assert no_room(3, 4).endswith("Use harder or more held-out tasks")
 
 
 def test_a_curve_is_the_mean_of_a_quarter_of_the_steps_or_of_16_or_has_a_point_for_each_16(tmp_path: Path):

@@ -152,11 +152,12 @@ def test_a_step_without_an_update_because_all_groups_are_alike_says_so(alike: fl
     shown, buffer = display()
     metrics = {**METRICS, "zero_variance_groups": alike, "algorithm": {"weight_change": change}}
     shown.on_step_end(event=StepEnd(step=3, metrics=metrics))
-    assert ("  reward 0.500  no update: rewards alike within all groups  " in buffer.getvalue()) == idle
+    assert ("  reward 0.500  no update: all rewards alike within every group  " in buffer.getvalue()) == idle
     assert ("no update" in buffer.getvalue()) == idle
-    assert ("  rewards alike within 100% of groups  " in buffer.getvalue()) == (alike == 1.0 and not idle)
-    shown.on_step_end(event=StepEnd(step=4, metrics={**metrics, "zero_variance_groups": 0.78}))
-    assert "  rewards alike within 78% of groups  " in buffer.getvalue()
+    assert ("  reward 0.500  all rewards alike within every group  " in buffer.getvalue()) == (alike == 1 and not idle)
+    for share in (0.0, 0.12, 0.78):  # in every step, so that it can be followed
+        shown.on_step_end(event=StepEnd(step=4, metrics={**metrics, "groups": 8, "zero_variance_groups": share}))
+        assert f"  {share:.0%} of groups taught nothing (all rewards alike)  " in buffer.getvalue()
 
 
 def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():

@@ -125,6 +125,11 @@ def test_more_steps_come_with_the_whole_command(tmp_path: Path) -> None:
     run = with_steps(write_run(tmp_path / "run", steps=8, lift=0.0), 8)
     said = f"Train for more steps: agentrig train --resume {run} algorithm.steps=16"
     assert diagnose(run).next_step == said
+    manifest = run / "manifest.json"
+    whole = manifest.read_text()
+    manifest.write_text(json.dumps({**json.loads(whole), "most_steps": 52}))
+    assert diagnose(run).next_step == said.replace("=16", "=52"), "what the recipe asked for, before it was stopped"
+    manifest.write_text(whole)
     assert more(Evidence.of(read_run(with_steps(write_run(tmp_path / "short", steps=8, lift=0.0), 20)))) == (
         f"Train for more steps: agentrig train --resume {tmp_path / 'short'}"
     )

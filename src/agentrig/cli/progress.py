@@ -25,13 +25,14 @@ class Progress:
 
     Args:
         of: How many there are to be.
+        what: What is done before the first of them begins.
     """
 
-    def __init__(self, of: int) -> None:
+    def __init__(self, of: int, what: str = "starting") -> None:
         self._of = of
         self._lock = threading.Lock()
         self._ended = self._right = 0
-        self._what, self._since = "starting", time.monotonic()
+        self._what, self._since = what, time.monotonic()
 
     def begin(self) -> None:
         """Count the seconds from here, where the rollouts begin: the seconds before were those of the start."""
@@ -60,13 +61,18 @@ class Progress:
 
 
 @contextmanager
-def progress(of: int) -> Iterator[Progress]:
-    """Give a `Progress`: on a terminal it is one line, which goes away at the end."""
+def progress(of: int, what: str = "starting") -> Iterator[Progress]:
+    """Give a `Progress`: on a terminal it is one line, which goes away at the end.
+
+    Args:
+        of: How many rollouts there are to be.
+        what: What is done before the first of them begins.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    shown, console = Progress(of), Console(stderr=True)
+    shown, console = Progress(of, what), Console(stderr=True)
     if sys.stderr.isatty() and not console.is_dumb_terminal:
         with Live(get_renderable=lambda: Text(str(shown)), console=console, transient=True, refresh_per_second=4):
             yield shown

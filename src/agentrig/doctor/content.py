@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from agentrig.doctor.devices import workload
 from agentrig.errors import AgentrigError, nearest_path
@@ -126,7 +127,10 @@ def check_data(situation: Situation) -> Iterator[Finding]:
                 result: Result = "problem" if role == "train" else "warning"
                 yield Finding(check=f"data: {role}", result=result, evidence=f"{split} is empty", cure=cure)
     except AgentrigError as error:
-        yield Finding.of_error("data", error, cure=f"see agentrig data {plan.components['tasks'].spec.name} --help")
+        used = plan.components["tasks"]
+        spec: Any = used.spec
+        converts = f"see agentrig data {plan.registry.reference(used)} --help" if spec.convert is not None else ""
+        yield Finding.of_error("data", error, cure=converts)
 
 
 def check_cores(situation: Situation) -> Iterator[Finding]:

@@ -70,6 +70,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
                 plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             text = str(error) if isinstance(error, PluginError) else words_of(error) + place_of(error, installed=True)
+            text += f": {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
             text += _disagreement(plugin.origin, error)
             if strict or plugin.distribution == "file":
                 about = plugin.source if plugin.distribution == "file" else f"{plugin.source}, {plugin.origin}"

@@ -303,10 +303,11 @@ class Trial:
         Args:
             once: pass@1 of the training tasks, the start where it was not measured.
         """
+        limited = "run.report_tasks" if self.plan.run.report_tasks == self.held_out else ""
         if self.start is not None and self.start.accuracy is not None:
-            room = no_room(round(self.start.accuracy * self.start.n), self.start.n)
+            room = no_room(round(self.start.accuracy * self.start.n), self.start.n, limited_by=limited)
             return room and f"{room}."
-        room = "" if once is None else no_room(round(once * self.held_out), self.held_out)
+        room = "" if once is None else no_room(round(once * self.held_out), self.held_out, limited_by=limited)
         return room and f"With pass@1 as the start: {room}."
 
     def _time(self, once: float | None, best: float | None) -> dict[str, Any]:

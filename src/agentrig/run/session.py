@@ -495,7 +495,9 @@ class RunSession:
             if said:
                 log.warning("%s", said)
         self._note_progress(**{when: told})
-        if when == "before" and (room := no_room(sum(bool(r.correct) for r in rollouts), found.n)):
+        limited = "run.report_tasks" if self.plan.run.report_tasks == len(self._report_tasks) else ""
+        right = sum(bool(r.correct) for r in rollouts)
+        if when == "before" and (room := no_room(right, found.n, limited_by=limited)):
             self.note(room)
         self.measuring = "after" if when == "after" else ""  # the run ends
         self.keeps_end = self.keeps_end and when == "before"

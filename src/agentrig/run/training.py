@@ -114,6 +114,10 @@ def train(
                 facts["resumed"] = [*before.get("resumed", []), facts["created"]]
                 facts["created"] = before.get("created", facts["created"])
                 facts["descent"] = before.get("descent", facts["descent"])
+                configs = (before.get("config", {}), facts["config"])
+                asked = [before.get("most_steps"), *(each.get("algorithm", {}).get("steps") for each in configs)]
+                # A resume may ask for fewer, to measure the model as it is.
+                facts["most_steps"] = max((n for n in asked if n is not None), default=None)
                 if before.get("server", {}).get("name") == facts["server"]["name"]:
                     facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
         for warning in facts["warnings"]:

@@ -45,9 +45,6 @@ log = logging.getLogger(__name__)
 RARELY_S = 30.0
 """Seconds between two lines of a long measurement, where there is no panel."""
 
-MANY_ALIKE = 0.5
-"""From this share on, the groups whose rollouts all got the same reward are shown: they teach nothing."""
-
 STARTING = "starting the agent, the model's server and the learner"
 
 _DOING = {
@@ -192,7 +189,7 @@ class LiveDisplay:
             of = f"/{self._steps}" if self._steps else ""
             line = [f"step {event.step:>{len(of) - 1}}{of}" if of else f"step {event.step}"]
             for label, text in self._figures(validation, m.get("failures") or {}):
-                line.append(text if label in ("speed", "time") else f"{label} {text}")
+                line.append(text if label in ("groups", "speed", "time") else f"{label} {text}")
         if not self._console.is_terminal:
             self._say("  ".join([*line, *self._eta()]))
         elif validation:
@@ -283,7 +280,11 @@ class LiveDisplay:
         """Return the figures of the latest step that are known, with their labels."""
         m, reward = self._last, ""
         several = (m.get("rollouts") or 0) > (m.get("groups") or 0)  # else groups are of one rollout
-        alike = (number(m.get("zero_variance_groups")) or 0.0) if several and not self._demonstrated else 0.0
+        alike = number(m.get("zero_variance_groups")) if several and not self._demonstrated else None
+        same = "all rewards alike"
+        groups = "" if alike is None else f"{alike:.0%} of groups taught nothing ({same})"
+        if alike == 1 or _idle(m):  # the weights may have changed by another term of the loss
+            groups = f"{'no update: ' if _idle(m) else ''}{same} within every group"
         if self._rewards:
             n = len(self._rewards)
             of_several = f" (mean of {n}: {sum(self._rewards) / n:.3f})" if n > 1 else ""
@@ -300,8 +301,7 @@ class LiveDisplay:
         shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
         rows = [
             ("reward", reward),
-            ("no update:", "rewards alike within all groups" if _idle(m) else ""),
-            ("rewards alike", f"within {alike:.0%} of groups" if alike >= MANY_ALIKE and not _idle(m) else ""),
+            ("groups", groups),
             ("demonstrations learned", learned if m else ""),
             ("loss", "" if loss is None else f"{loss:.4f}"),
             ("training accuracy (sampled)", "" if self._demonstrated else _measured(m.get("accuracy"))),

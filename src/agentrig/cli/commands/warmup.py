@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,7 @@ def _make(
 
     run.check_context(settings, wanted.context)
     labels = run.choose_labels(plan, n, seed=wanted.seed)
+    where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     note = f", {labels.note}" if labels.note else ""
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}{note}")
     seen = labelled(wanted.model).union(map(input_key, labels.tasks))  # ids may name a split, which shares decide
@@ -245,7 +246,7 @@ def _make(
         before = measure(labels.measured, None)
         run.check_unsolved(before, wanted.model)
         done["before"] = before.as_dict()
-        click.echo(_measured(f"{wanted.model} before", before, labels))
+        click.echo(_measured(f"{wanted.model} before", before, where))
     found = run.demonstrate(plan, labels.tasks, repeats=repeats, gold=gold, seed=wanted.seed)
     click.echo(f"demonstrations: {amount(found.rollouts, 'rollout')}, {len(found.turns)} replies to learn")
     for line in found.rejected[:3]:
@@ -258,10 +259,15 @@ def _make(
         )
     tried: list[float] = []
 
+    def say(line: str) -> None:
+        waiting.close()
+        click.echo(f"  {line}")
+
     def enough(done: float, measured: Callable[[], Any]) -> bool:
+        waiting.close()
         click.echo(f"  trying the model of pass {done:.4g} on {amount(len(labels.measured), 'training task')} …")
         found = measured()
-        click.echo(f"  {_measured('so far', found, labels)}")
+        click.echo(f"  {_measured('so far', found, where)}")
         tried.append(found.accuracy or 0.0)
         if until is None or tried[-1] < until:
             return False
@@ -269,7 +275,9 @@ def _make(
         return True
 
     start, asked = time.monotonic(), enough if until is not None else None
-    made = run.make_start(plan, wanted, labels, found.turns, lambda line: click.echo(f"  {line}"), asked)
+    with ExitStack() as waiting:  # until the first line of the training
+        waiting.enter_context(progress(0, "learning the demonstrations"))
+        made = run.make_start(plan, wanted, labels, found.turns, say, asked)
     whole = time.monotonic() - start
     os.replace(wanted.directory, directory)
     made = attrs.evolve(made, directory=directory)
@@ -295,10 +303,11 @@ def _make(
     if measured:
         group, limit = getattr(settings, "group_size", 8), plan.run.failure_limit
         judged_on, each = labels.measured[: run.JUDGED], min(group, run.ROLLOUTS)
+        if each > 1:
+            click.echo(f"  trying the model with {each} answers to each of {len(judged_on)} {where}, as in training …")
         after = measure(judged_on, made.directory, each)
         done["after"] = after.as_dict()
-        some = f" of these {len(labels.measured)}" if tried and len(judged_on) < len(labels.measured) else ""
-        click.echo(_measured("now", after, labels, f"answers to {len(judged_on)}{some} " if each > 1 else ""))
+        click.echo(_measured("now", after, "answers" if each > 1 else where))
         known = None
         if labels.fresh and after.accuracy is not None and after.accuracy < ASKS_WHY:
             known = measure(labels.tasks[: run.MEASURED], made.directory)
@@ -317,16 +326,15 @@ def _make(
     return done
 
 
-def _measured(when: str, found: Any, labels: Any, answers: str = "") -> str:
+def _measured(when: str, found: Any, what: str) -> str:
     from agentrig.figures import wilson
     from agentrig.run.metrics import failure_lines
 
-    where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     if found.accuracy is None:
         why = failure_lines(getattr(found, "failures", {}), getattr(found, "reasons", {}))
-        lines = [f"{when}: no rollout on {where} was scored", *why]
+        lines = [f"{when}: no rollout was scored", *why]
         return "\n  ".join(lines)
-    right = f"{found.accuracy:.1%} of {found.n} {answers}{where} correct"
+    right = f"{found.accuracy:.1%} of {found.n} {what} correct"
     # the answers to one task are alike, so a task counts once; a trial of the model has one answer to each
     n = len({rollout.group for rollout in getattr(found, "rollouts", ())}) or found.n
     low, high = wilson(found.accuracy * n, n)

@@ -31,7 +31,7 @@ from agentrig.view.causes.trend import (
     rose,
     so_many,
 )
-from agentrig.view.reading import mapping, warnings_of
+from agentrig.view.reading import dig, mapping, warnings_of
 
 FEW = 10
 """A run of fewer steps is too short to say that it does not learn."""
@@ -259,7 +259,10 @@ def without_room(evidence: Evidence) -> str:
         return ""
     first, last = evidence.ends
     both = first.keys() & last.keys()
-    return no_room(sum(first[task][1] for task in both), len(both), evidence.where.partition(" split")[0])
+    kind, limit = evidence.where.partition(" split")[0], evidence.value("run.report_tasks")
+    limited = kind == "held-out" and limit and limit == dig(evidence.run.manifest, "data", "report", "tasks")
+    right = sum(first[task][1] for task in both)
+    return no_room(right, len(both), kind, limited_by="run.report_tasks" if limited else "")
 
 
 def next_step(evidence: Evidence) -> str:
@@ -369,6 +372,7 @@ def more_tasks(evidence: Evidence) -> str:
 def train_on(evidence: Evidence) -> str:
     """Return the advice to train for more steps, with the command: twice as many, or the rest of a run that stopped.
 
+    The rest are the steps that the run asked for before a resume asked for fewer, to measure it as it was.
     It ends a sentence; no full stop follows a command, for it would become a part of that. A search for prompts has
     no steps to set, but a number of calls.
     """
@@ -380,7 +384,9 @@ def train_on(evidence: Evidence) -> str:
         return f"let the search make more calls: {_resume(evidence, f'algorithm.max_calls={2 * calls:.0f}')}"
     if steps is None or lost:
         return "train for more steps."
-    return f"train for more steps: {_resume(evidence, '' if steps > done else f'algorithm.steps={2 * done}')}"
+    planned = int(number(run.manifest.get("most_steps")) or 0)
+    wanted = planned if planned > done else 2 * done
+    return f"train for more steps: {_resume(evidence, '' if steps > done else f'algorithm.steps={wanted}')}"
 
 
 def unfinished(evidence: Evidence) -> str:
