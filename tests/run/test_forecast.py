@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 import pytest
+from agentrig_grpo.naming import model_directory
 from click.testing import CliRunner
 from quick import quick_first
 from rollouts import rollout, trace_of
@@ -353,8 +354,9 @@ def test_costs_are_those_of_the_price_table_of_compare(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Trial, "roll_out", roll_out)
     monkeypatch.setattr(Trial, "update", lambda trial: setattr(trial, "update_s", 2.0))
-    trial, file = Trial.of(plan_of(["letters"])), tmp_path / "prices.toml"
-    words = ["forecast", "letters", "--plugin", LETTERS, "algorithm.model=/models/qwen2-mini", "--limit", "2"]
+    trial, file, model = Trial.of(plan_of(["letters"])), tmp_path / "prices.toml", tmp_path / "qwen2-mini"
+    model.symlink_to(model_directory("mini"))
+    words = ["forecast", "letters", "--plugin", LETTERS, f"algorithm.model={model}", "--limit", "2"]
     words += ["--rollouts", "2", "--prices", str(file)]
 
     file.write_text(PRICES.replace("MACHINE", trial.machine()))
