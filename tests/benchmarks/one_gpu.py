@@ -151,6 +151,9 @@ def running(words: list[str], log: Path, environ: Mapping[str, str] | None = Non
         run = subprocess.Popen(command, stdout=out, stderr=out, env=environ, start_new_session=True)
     try:
         yield run
+    except SystemExit:  # stopped: what it had chosen and warned of is in no summary
+        print(log.read_text("utf-8", errors="replace")[-5000:], flush=True)
+        raise
     finally:
         run.kill()
         run.wait()
