@@ -62,14 +62,14 @@ def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator
 
 @contextmanager
 def told_if_replaced(who: str) -> Iterator[None]:
-    """Warn if a plugin's code replaces functions of the standard library in the command: others may count on them.
+    """Warn if a plugin's code replaces functions that all code of the command calls: others may count on them.
 
     They stay: some libraries do so on purpose, such as gevent.
     """
     if os.environ.get(MARK):
         yield
         return
-    functions = Functions(clients=False)
+    functions = Functions()
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -53,7 +53,7 @@ CLIENTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("openai", "anthropic"), ("OpenAI", "AsyncOpenAI", "Anthropic", "AsyncAnthropic")),
     "requests": ("Session", "Response"),
 }
-"""Packages of clients, and their classes that are compared, if they are imported when the agent is built."""
+"""Packages of clients, and their classes that are compared, if they are imported."""
 
 CURE = (
     "the rollouts of a runner share it, so their answers can't be trusted. Leave it as it is, or change it while the "
@@ -166,15 +166,10 @@ class Shared:
 
 
 class Functions:
-    """The functions and classes that all code of this process calls, as they are now.
+    """The functions and classes that all code of this process calls, as they are now."""
 
-    Args:
-        clients: Whether those of `CLIENTS` are compared too.
-    """
-
-    def __init__(self, *, clients: bool = True) -> None:
-        names = (*MODULES, *CLIENTS) if clients else MODULES
-        self._parts = [(name, owner, _compared(owner)) for name, owner in _owners(names)]
+    def __init__(self) -> None:
+        self._parts = [(name, owner, _compared(owner)) for name, owner in _owners()]
 
     def replaced(self, *, put_back: bool) -> str:
         """Say which are others now: `replaced json.loads of the interpreter`; '' for none.
@@ -311,8 +306,8 @@ def umask() -> int | None:
     return int(found[1], 8) if found else None
 
 
-def _owners(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    for name in names:
+def _owners() -> Iterator[tuple[str, Any]]:
+    for name in (*MODULES, *CLIENTS):
         if (module := sys.modules.get(name)) is None:
             continue
         yield name, module
