@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -546,6 +547,50 @@ def test_two_entry_points_of_one_module(site: Path) -> None:
     assert error(registry, "toy-twice") == (
         'it is the same object as plugin "toy-again" (toy_twice); leave one entry point out'
     )
+
+
+PATCHES = """
+import json, math
+json.load, math.isfinite = (lambda file: {}), (lambda x: True)
+"""
+RECORDS = """
+import functools, json
+
+
+def recorded(call):
+    @functools.wraps(call)
+    def wrapper(*args, **more): return call(*args, **more)
+    return wrapper
+
+json.load = recorded(json.load)
+"""
+
+
+@pytest.mark.parametrize(("source", "found"), [(PATCHES, True), (RECORDS, False)])
+@pytest.mark.parametrize("how", ["file", "package"])
+def test_a_plugin_that_replaces_functions_of_python_on_import_is_named_once(
+    source: str, found: bool, how: str, site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`math.isfinite = lambda x: True` in a reward's file: the run's own statistics called it."""
+    for owner, name in ((json, "load"), (math, "isfinite")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    before, source = json.load, source + reward_source("patches")
+    folder = site / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(folder)
+    file = folder / f"patches_{how}_{found}.py"
+    if how == "package":
+        install(folder, "toy-patches", source)
+    else:
+        file.write_text(source)
+    for _ in range(2):
+        load(files=[file] if how == "file" else [])
+    assert json.load is not before  # some libraries do so on purpose
+    said = [r.getMessage() for r in caplog.records if "replaced" in r.getMessage()]
+    assert len(said) == found
+    name, origin = ("toy-patches", "toy_patches") if how == "package" else (file.stem, str(file))
+    start = f"plugin {name} ({origin}) replaced json.load, math.isfinite of the interpreter when it was imported: all"
+    assert all(each.startswith(start) for each in said)
 
 
 def test_a_package_without_an_entry_point_is_named_when_its_component_is_missed(site: Path) -> None:

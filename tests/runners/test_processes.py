@@ -31,7 +31,7 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
 from agentrig.processes import forks
-from agentrig.processes.shared_functions import SharedInterpreter
+from agentrig.processes.shared import InterpreterChanged, SharedByRollouts, umask
 from agentrig.runners import pools
 from agentrig.runners.attempt import failure_kind, run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
@@ -328,6 +328,95 @@ def test_what_an_agent_breaks_in_its_runner_is_whole_again_for_the_next_rollout(
     assert (f"the agent toy {said}" in first.outcome.message) == bool(said)
 
 
+def test_where_an_agent_leaves_its_runner_is_not_where_the_next_rollout_begins(
+    model: ModelServer, start: Start
+) -> None:
+    """A rollout whose agent calls `os.chdir` or clears `os.environ` moved those after it, and nobody said so."""
+    pool = start(threads=1, retries=0)
+    submit(pool, jobs(model, "where", "moves", "where", "moves-back", "where"))
+    answers = [r.outcome.answer for r in sorted(drain(pool, 5), key=lambda r: r.id)]
+    assert answers == [[os.getcwd(), umask(), True] if i % 2 == 0 else "odd" for i in range(5)]
+    assert pool.replaced == 0
+
+
+@pytest.mark.parametrize(
+    ("do", "said", "threads"),
+    [
+        ("replaces", "replaced json.loads of the interpreter: the rollouts of", 4),
+        ("replaces", "", 1),
+        ("moves", r"changed the current directory to / and removed \w+ and \d+ more variables from os.environ", 4),
+        ("moves-back", r"changed the current directory to / \(contextlib.chdir does so for all threads, too\): the", 4),
+    ],
+)
+def test_what_an_agent_changes_for_all_changes_no_answer_of_its_siblings(
+    do: str, said: str, threads: int, model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`json.loads = lambda text: {}`: rollouts beside it and after it read empty answers of the model."""
+    pool = start(threads=threads)
+    submit(pool, jobs(model, do, "slow", "slow", "", "slow", ""))
+    results = {r.id: r.outcome for r in drain(pool, 6, timeout_s=50)}
+    assert [results[f"job-{i}"].answer for i in range(1, 6)] == ["odd"] * 5
+    if threads == 1:  # it is alone in its process: the next rollout begins with what there was
+        assert pool.replaced == 0
+        return
+    assert re.search(rf"died \(exit code 1\): a rollout in it {said}", caplog.text)
+    assert "runners.threads=1, or a program" in caplog.text
+    if do != "replaces":  # it is put back, and nobody was beside it the second time
+        assert results["job-0"].answer == "odd"
+        return
+    assert results["job-0"].failure == "agent-error"
+    assert results["job-0"].message.startswith("the agent replaced json.loads of the interpreter, and it is put back")
+    assert "runners.threads=1, or a program" in results["job-0"].message
+
+
+def test_what_rollouts_share_is_compared_in_a_fifth_of_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedByRollouts(several=True)
+    rounds = []
+    for _ in range(200):
+        before = time.perf_counter()
+        shared.end(shared.begin())
+        rounds.append(time.perf_counter() - before)
+    assert min(rounds) < 0.0002
+    for owner, name in ((httpx.Client, "send"), (time, "time"), (random, "random"), (builtins, "open")):
+        first, turn = shared.begin(), shared.begin()
+        monkeypatch.setattr(owner, name, lambda *_: {})
+        with pytest.raises(InterpreterChanged, match=rf"^replaced ([\w.]+\.)?{name} of the interpreter$"):
+            shared.end(turn)
+        assert (shared.end(first), first.beside, turn.beside) == (("", []), True, True)
+
+
+def test_directory_variables_and_umask_are_put_back_and_each_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(home)
+    for name in ("GONE", "SET", "ADDED"):
+        monkeypatch.setenv(name, "1")
+    del os.environ["ADDED"]
+    before, shared = umask(), SharedByRollouts(several=True)
+    did = [f"changed the current directory to {elsewhere}", "removed GONE from os.environ"]
+    mask = f"changed the umask from {before:03o} to {before ^ 0o007:03o}"
+    for beside, told in ((False, [*did, mask]), (False, []), (True, [])):
+        turns = [shared.begin() for _ in range(1 + beside)]
+        os.chdir(elsewhere)
+        os.umask(before ^ 0o007)
+        os.environ.update(SET="2", ADDED="3")
+        del os.environ["GONE"]
+        if beside:
+            with pytest.raises(InterpreterChanged, match=f"^{' and '.join(did)} "):
+                shared.end(turns[0])
+            assert shared.end(turns[1]) == ("", [])  # only the umask: that loses no rollout
+        else:
+            assert shared.end(turns[0]) == ("", told)
+        assert (Path.cwd(), umask(), *map(os.getenv, ("GONE", "SET", "ADDED"))) == (home, before, "1", "2", "3")
+    os.chdir(elsewhere)
+    home.rmdir()
+    shared.end(shared.begin())
+    assert shared.lasting == f"{did[0]}, and {home} is gone (No such file or directory)"
+
+
 def test_a_rollout_that_holds_the_interpreter_is_told_from_a_slow_one(
     model: ModelServer, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,45 +520,6 @@ def test_without_retries_all_are_named_as_suspects(model: ModelServer, start: St
     said = {r.outcome.message for r in drain(pool, 2, timeout_s=50)}
     suspects = "2 rollouts were under way in it, and which of them did it is not known"
     assert said == {f"the runner process was stopped by a signal; {suspects}"}
-
-
-@pytest.mark.parametrize("threads", [4, 1])
-def test_a_function_that_an_agent_replaces_changes_no_answer_of_its_siblings(
-    threads: int, model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`json.loads = lambda text: {}`: rollouts beside it and after it read empty answers of the model."""
-    pool = start(threads=threads)
-    submit(pool, jobs(model, "replaces", "slow", "slow", "", "slow", ""))
-    results = {r.id: r.outcome for r in drain(pool, 6, timeout_s=50)}
-    assert [results[f"job-{i}"].answer for i in range(1, 6)] == ["odd"] * 5
-    if threads == 1:  # it is alone in its process: the next rollout begins with what there was
-        assert pool.replaced == 0
-        return
-    assert results["job-0"].failure == "agent-error"
-    assert results["job-0"].message.startswith("the agent replaced json.loads of the interpreter, and it is put back")
-    assert "runners.threads=1, or a program" in results["job-0"].message
-    assert "died (exit code 1): a rollout in it replaced json.loads of the interpreter: " in caplog.text
-
-
-def test_what_rollouts_share_is_compared_in_a_fifth_of_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = SharedInterpreter(several=True)
-    rounds = []
-    for _ in range(200):
-        before = time.perf_counter()
-        shared.end(shared.begin())
-        rounds.append(time.perf_counter() - before)
-    assert min(rounds) < 0.0002
-    for owner, name in (
-        (httpx.Client, "send"),
-        (time, "time"),
-        (random, "random"),
-        (os, "environ"),
-        (builtins, "open"),
-    ):
-        first, turn = shared.begin(), shared.begin()
-        monkeypatch.setattr(owner, name, lambda *_: {})
-        assert [each.rpartition(".")[2] for each in shared.end(turn)] == [name]
-        assert (shared.end(first), first.beside, turn.beside) == ([], True, True)
 
 
 def sleeping(word: str) -> list[psutil.Process]:

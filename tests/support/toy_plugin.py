@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from agentrig.adapters import triplet_of
 from agentrig.agents import Judged
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, Probe
+from agentrig.processes.shared import umask
 
 SECRET = re.compile(r"gold-[0-9a-f]{12}")
 
@@ -141,6 +142,13 @@ def misbehave(do, task_input):
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if do == "clears-modules":
         sys.modules.clear()
+    if do == "moves":
+        os.chdir("/")
+        os.umask(0o777)
+        os.environ.clear()
+    if do == "moves-back":
+        with chdir("/"):
+            time.sleep(0.6)
     if do == "makes-pipes-odd":
         for number in range(3, 64):
             with suppress(OSError):
@@ -279,6 +287,8 @@ def toy_agent(task_input, endpoint):
         return (noted({**PLAIN, "nan": [math.nan, math.inf, -math.inf]}), PLAIN)
     if do in ODD_ANSWERS:
         return ODD_ANSWERS[do]()
+    if do == "where":
+        return [os.getcwd(), umask(), "HOME" in os.environ]
     if do in ("no-call", "writes-everywhere") or do.startswith("closes"):
         return "odd"
     if do == "even":

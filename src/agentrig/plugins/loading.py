@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -27,7 +27,7 @@ from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
 from agentrig.plugins.specs import KINDS, Spec
-from agentrig.processes.put_back import put_back
+from agentrig.processes.put_back import put_back, told_if_replaced
 from agentrig.text import json_fault, words_of
 
 GROUP = "agentrig"
@@ -66,7 +66,9 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         begun, leave_out = time.monotonic(), f"; {BLOCK_VARIABLE}={plugin.name} leaves it out"
         try:
             who = f"plugin {plugin.name} ({plugin.origin})"
-            with told_if_slow(f"importing {who}", leave_out), put_back(who, processes=True):
+            own = plugin.distribution.partition("-")[0] == "agentrig"
+            watched = nullcontext() if own else told_if_replaced(who)
+            with told_if_slow(f"importing {who}", leave_out), put_back(who, processes=True), watched:
                 plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             text = str(error) if isinstance(error, PluginError) else words_of(error) + place_of(error, installed=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from agentrig.processes.ends import forks_ended, note_started, say
-from agentrig.processes.shared_state import SharedState
+from agentrig.processes.shared import Functions, Shared, umask
+from agentrig.processes.shared import current_folder as current_folder
 from agentrig.processes.supervisor import children_of
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _under_way = 0
 _folder, _suspect = "", ""
 _mask: int | None = None
 _told: set[tuple[str, str]] = set()
-_shared: SharedState | None = None
+_shared: Shared | None = None
 _owner = "the agent"
 _restored: list[tuple[float, str, str]] = []  # when, who, and what had been done
 
@@ -34,7 +34,7 @@ _restored: list[tuple[float, str, str]] = []  # when, who, and what had been don
 def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator[None]:
     """Run a plugin's code: afterwards the current directory is what it was, because paths of a run are relative to it.
 
-    So are the umask, without which nobody could read the run's files, and what `SharedState` notes.
+    So are the umask, without which nobody could read the run's files, and what `Shared` notes.
 
     Blocks may be open at once in several threads: the directory before the first of them counts, and it is put back
     when the last of them ends. A runner is the agent's own process, so only `restored` puts something back there.
@@ -60,18 +60,31 @@ def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator
         _leave(name)
 
 
-def current_folder() -> str:
-    """Return the current directory; '' if it was deleted."""
+@contextmanager
+def told_if_replaced(who: str) -> Iterator[None]:
+    """Warn if a plugin's code replaces functions that all code of the command calls: others may count on them.
+
+    They stay: some libraries do so on purpose, such as gevent.
+    """
+    if os.environ.get(MARK):
+        yield
+        return
+    functions = Functions()
     try:
-        return os.getcwd()
-    except OSError:
-        return ""
+        yield
+    finally:
+        if replaced := functions.replaced(put_back=False):
+            log.warning(
+                "%s %s when it was imported: all code of this command uses it, the run's own too, and its results may "
+                "be wrong. Call a function of your own instead",
+                *(who, replaced),
+            )
 
 
-def note_shared(owner: str) -> None:
-    """Note what the rollouts of a runner share, so that `restored` can put it back; `owner` is whose runner it is."""
+def note_shared(shared: Shared, owner: str) -> None:
+    """Let `restored` put back what all code of this process shares; `owner` is whose runner it is."""
     global _shared, _owner
-    _shared, _owner = SharedState(), owner
+    _shared, _owner = shared, owner
 
 
 def restored(who: str = "") -> None:
@@ -80,6 +93,12 @@ def restored(who: str = "") -> None:
     with _lock:
         did = _shared.restore() if _shared is not None else []
         _restored.extend((time.monotonic(), who, each) for each in did)
+    tell(did, who)
+
+
+def tell(did: Iterable[str], who: str = "") -> None:
+    """Say, once each, what a plugin's code did to all other code of this process, and that it is put back."""
+    who = who or _owner
     for each in did:
         kept = "which nothing can undo here" if _shared is not None and each == _shared.lasting else "put back"
         text = f"{who} {each}, and all code in its process shares that: {kept}"
@@ -109,8 +128,8 @@ def _enter(folder: str) -> None:
     global _under_way, _folder, _suspect, _mask, _shared
     with _lock:
         if not _under_way:
-            _shared = SharedState()
-            _mask = _umask()
+            _shared = Shared()
+            _mask = umask()
             _folder, _suspect = folder or current_folder(), ""
         _under_way += 1
 
@@ -120,7 +139,7 @@ def _leave(who: str) -> None:
     restored(who)
     with _lock:
         _under_way -= 1
-        mask = _umask()
+        mask = umask()
         if _mask is not None and mask != _mask:
             os.umask(_mask)
             log.warning("%s changed the umask to %03o; it is %03o again: the run's files get it", who, mask, _mask)
@@ -145,16 +164,6 @@ def _leave(who: str) -> None:
                 "paths mean files there",
                 *(_suspect, now or "one that was deleted", _folder),
             )
-
-
-def _umask() -> int | None:
-    """Return this process's umask without changing it; None where the system does not say it."""
-    try:
-        with open("/proc/self/status", "rb") as file:
-            found = re.search(rb"^Umask:\s*([0-7]+)", file.read(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1], 8) if found else None
 
 
 def _children() -> set[int]:

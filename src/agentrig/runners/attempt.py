@@ -20,8 +20,8 @@ from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import forks_ended, no_silent_end
-from agentrig.processes.put_back import restored, restored_since
-from agentrig.processes.shared_functions import CURE, InterpreterChanged, SharedInterpreter, listed
+from agentrig.processes.put_back import restored, restored_since, tell
+from agentrig.processes.shared import CURE, SharedByRollouts
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
 from agentrig.text import cut, masked, plain_json, storable, whole_json, words_of
@@ -200,7 +200,7 @@ def packed(
     agent: Agent,
     job: Job,
     loop: asyncio.AbstractEventLoop | None = None,
-    shared: SharedInterpreter | None = None,
+    shared: SharedByRollouts | None = None,
 ) -> bytes:
     """Run a rollout and return its `Result`, packed. An error is one, so that no rollout waits for its deadline.
 
@@ -208,10 +208,10 @@ def packed(
         agent: As in `run_agent`, and so are the next two.
         job: The rollout.
         loop: The event loop.
-        shared: Compares what the rollouts of this process share; what this one has replaced is put back.
+        shared: Compares what the rollouts of this process share; what this one has changed is put back.
 
     Raises:
-        InterpreterChanged: Something was replaced while other rollouts were under way here.
+        InterpreterChanged: It changed something while other rollouts were under way here.
     """
     started, why, result = time.monotonic(), "", None
     what = "the rollout cannot be run in its process"
@@ -223,13 +223,13 @@ def packed(
     except BaseException as error:
         restored()
         why = f"{what}: {words_of(error)}{restored_since(started)}"
-    if shared is not None and turn is not None and (replaced := shared.end(turn)):
-        if turn.beside:
-            raise InterpreterChanged(replaced)
-        said = f"the agent replaced {listed(replaced)} of the interpreter, and it is put back"
-        if shared.several:
+    if shared is not None and turn is not None:
+        replaced, did = shared.end(turn)
+        tell(did)
+        said = f"the agent {replaced}, and it is put back"
+        if replaced and shared.several:
             why = f"{said}: {CURE}"
-        elif result is not None:
+        elif replaced and result is not None:
             log.info("%s: the next rollout begins without it", said)
             why, data = "", result.packed()
     return job.failed("agent-error", why, started).packed() if why else data

@@ -35,7 +35,7 @@ from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
 from agentrig.processes.put_back import lasting, note_shared, restored
 from agentrig.processes.scratch import remove_left
-from agentrig.processes.shared_functions import CURE, InterpreterChanged, SharedInterpreter
+from agentrig.processes.shared import CURE, InterpreterChanged, Shared, SharedByRollouts
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker, counted
 from agentrig.text import MESSAGE_LIMIT, cut, storable, words_of
@@ -101,16 +101,16 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
         fail(why)
     gc.collect()
     gc.freeze()  # what the agent has built stays: it is not searched for cycles again
-    note_shared(named)
+    rollouts = SharedByRollouts(several=threads > 1) if who == "agent" else None
+    note_shared(rollouts or Shared(), named)
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-    shared = SharedInterpreter(several=threads > 1) if who == "agent" else None
 
     def serve() -> None:
         while (job := jobs.get()) is not None:
             try:
-                result = packed(agent, job, loop, shared)
+                result = packed(agent, job, loop, rollouts)
             except InterpreterChanged as changed:  # by one of those under way: each is lost, and starts again alone
-                end(f"a rollout in it replaced {changed} of the interpreter: {CURE}")
+                end(f"a rollout in it {changed}: {CURE}")
             send(b"result", quote(job.id, safe="").encode(), result)
             if done := lasting():
                 end(f"{named} {done}, which nothing can undo in its process")
