@@ -184,6 +184,31 @@ def test_a_long_update_is_measured_on_one_group_with_the_memory_plan_of_a_run(mo
     assert found["update_s"] == pytest.approx(6 * 0.05, rel=0.9), "six of twelve groups differ, and a step has twelve"
 
 
+def test_the_time_of_a_run_is_that_of_warm_rollouts_or_a_range() -> None:
+    """`letters` runs as many at once as its runners have threads; times are those of eight rollouts of `mini`."""
+    trial = Trial.of(plan_of(["letters", "runners.n=2", "runners.threads=32"]), tasks=8, rollouts=4)
+
+    def forecast(*arrived: tuple[float, int]) -> tuple[dict[str, Any], list[str]]:
+        trial.groups = [[rollout(i % 2, group=f"{group}") for i in range(4)] for group in range(arrived[-1][1] // 4)]
+        trial.arrived, trial.rollouts_s = list(arrived), arrived[-1][0]
+        found = trial.forecast()
+        return found, [line for line in _lines(found) if line.startswith(("a run", "a step", "  few rollouts"))]
+
+    loop: Any = trial.plan.configs["algorithm"]
+    of_step = loop.tasks_per_step * loop.group_size
+    found, said = forecast((1.1, 4), (1.15, 8))
+    step, run = found["step"], found["run"]
+    assert (step["least_rollout_s"], step["rollout_s"]) == pytest.approx((of_step * 1.15 / 64, of_step * 1.15 / 8))
+    assert run["least_seconds"] == pytest.approx(run["seconds"] * 8 / 64)
+    assert [" to " in line for line in said[:2]] == [True, True]
+    assert len(said) == 3
+
+    found, said = forecast((60.0, 64), (61.0, 96), (62.0, 128))  # a minute of start, then 32 rollouts a second
+    assert found["step"]["rollout_s"] == found["step"]["least_rollout_s"] == pytest.approx(of_step / 32)
+    assert found["run"]["seconds"] == found["run"]["least_seconds"]
+    assert [" to " in line for line in said] == [False, False]
+
+
 @pytest.mark.slow
 def test_four_recipes_by_the_command(tmp_path: Path) -> None:
     """As a user types it, with the tasks that it chooses."""

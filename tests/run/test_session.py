@@ -199,7 +199,7 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
 
 
 def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
-    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Interrupt:
         @hookimpl
@@ -207,12 +207,16 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
             if event.step == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2", "run.report_tasks=4")
+    plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2", "run.report_tasks=4", "run.audit=true")
     plan.registry.add_observer(Interrupt(), "interrupt")
+    caplog.set_level("INFO", "agentrig")
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match=r"ended early; resume with: agentrig train --resume") as stopped:
         train(plan)
     assert signal.getsignal(signal.SIGINT) is before
+    ended, checking, *_ = [text for text in caplog.messages if "once more ends at once" in text]
+    assert ended.startswith("Ctrl-C: ending after this step")
+    assert re.fullmatch(r"checking step \d, then its checkpoint; Ctrl-C once more .*", checking)
     run = tmp_path / "runs" / "toy"
     told = f"not measured on the held-out tasks after training. To measure it as it is: agentrig train --resume {run}"
     assert f"{told} algorithm.steps={len(lines_of(run))}" in str(stopped.value)

@@ -25,7 +25,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL, SERVER
 from agentrig.view import compare, read_prices
-from agentrig.view.page import render
+from agentrig.view.page import differing_settings, render
 from agentrig.view.reading import read_run
 from agentrig.view.watch.app import serving
 
@@ -302,6 +302,13 @@ def test_runs_with_other_tasks_or_no_end_are_not_tested_against_each_other(seeds
     (many / "config.toml").write_text(config)
     (told,) = [text for text in compare([seeds[0], many]).table().rows[1][0].splitlines() if "max_turns" in text]
     assert told == "lr 0.001, max_length 1024, max_turns 4, table_info_truncate 64, and 1 other setting"
+    for name, limit in (("whole", 0), ("part", 4)):
+        run = write_run(tmp_path / name, steps=2)
+        config = (run / "config.toml").read_text().replace("[run]", f"[run]\nreport_tasks = {limit}")
+        (run / "config.toml").write_text(config)
+    runs = [tmp_path / "whole", tmp_path / "part"]
+    assert [row[0].splitlines()[2] for row in compare(runs).table().rows] == ["report_tasks all", "report_tasks 4"]
+    assert differing_settings([read_run(run) for run in runs]).rows == [["run.report_tasks", "all", "4"]]
 
 
 def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[Path], tmp_path: Path) -> None:

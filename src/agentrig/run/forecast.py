@@ -69,6 +69,8 @@ class Trial:
         start: The held-out accuracy of the model as it is, sampled as a run measures it; None if it is not known.
         start_s: Seconds until the first rollout began.
         rollouts_s: Seconds from there to the latest complete group.
+        arrived: At each arrival of complete groups: the seconds since the first rollout began, and how many rollouts
+            had ended then.
         update_s: Seconds of the update of a step with as many tasks as there are groups; None if it is not known.
         updated: How it was measured, or why it was not.
         taught: Number of groups that the run's credit gives a gradient; None if it is not known.
@@ -88,6 +90,7 @@ class Trial:
     start: Measurement | None = None
     start_s: float = 0.0
     rollouts_s: float = 0.0
+    arrived: list[tuple[float, int]] = attrs.field(factory=list)
     update_s: float | None = None
     updated: str = "not measured"
     taught: int | None = None
@@ -171,6 +174,7 @@ class Trial:
             def arrived(groups: Mapping[int, Sequence[Rollout]]) -> None:
                 self.rollouts_s = time.perf_counter() - first
                 self.groups += [groups[i] for i in sorted(groups)]
+                self.arrived.append((self.rollouts_s, len(self.rollouts)))
                 for rollout in (rollout for group in groups.values() for rollout in group):
                     each(rollout)
                 if len(self.rollouts) >= guards.EARLY and all(r.failure for r in self.rollouts):
@@ -310,6 +314,22 @@ class Trial:
         room = "" if once is None else no_room(round(once * self.held_out), self.held_out, limited_by=limited)
         return room and f"With pass@1 as the start: {room}."
 
+    def seconds_a_rollout(self) -> tuple[float, float]:
+        """Return the least and the most seconds that a rollout of a run takes, among those that run at the same time.
+
+        Rollouts that all began together say little of a run: they were slow where a server, a compiler or a cache was
+        new, and they left threads idle that a run uses. If as many have ended after them, these alone count, and both
+        numbers are the same.
+        """
+        at_once = self.plan.runners.n * self.plan.runners.threads
+        n = len(self.rollouts)
+        most = self.rollouts_s / n
+        cold_s, cold = next(((s, ended) for s, ended in self.arrived if ended >= at_once), (0.0, n))
+        if n - cold >= at_once:
+            warm = min(most, (self.rollouts_s - cold_s) / (n - cold))
+            return warm, warm
+        return self.rollouts_s / (at_once * math.ceil(n / at_once)), most
+
     def _time(self, once: float | None, best: float | None) -> dict[str, Any]:
         """Return what a step and the run take, and when a gain could be significant.
 
@@ -318,32 +338,37 @@ class Trial:
             best: pass@n.
         """
         settings, n = self.plan.configs["algorithm"], self.held_out
-        a_rollout = self.rollouts_s / len(self.rollouts)
+        least_s, most_s = self.seconds_a_rollout()
         loop = settings if isinstance(settings, LoopSettings) else None
         steps = loop.steps if loop is not None else None
         step: dict[str, Any] = {
             "rollout_s": None,
+            "least_rollout_s": None,
             "update_s": None,
             "memory": self.memory or None,
             "peak_bytes": self.peak,
         }
-        step_s = None
+        step_s = dict[float, float]()
         if loop is not None:
-            step["rollout_s"] = a_rollout * loop.tasks_per_step * loop.group_size
+            of_step = loop.tasks_per_step * loop.group_size
+            step["rollout_s"], step["least_rollout_s"] = most_s * of_step, least_s * of_step
             scaled = loop.tasks_per_step / len(self.groups)
             step["update_s"] = None if self.update_s is None else self.update_s * scaled
-            parts = step["rollout_s"], step["update_s"] or 0.0
-            step_s = max(parts) if loop.max_staleness else sum(parts)
+            for a_rollout in (least_s, most_s):
+                parts = a_rollout * of_step, step["update_s"] or 0.0
+                step_s[a_rollout] = max(parts) if loop.max_staleness else sum(parts)
 
         def taken(steps: int | None) -> dict[str, Any]:
             """Return what that many steps take, with the measurements before, between and after them."""
-            if steps is None or step_s is None or loop is None:
-                return {"steps": steps, "seconds": None, "rollouts": None}
+            if steps is None or loop is None:
+                return {"steps": steps, "seconds": None, "least_seconds": None, "rollouts": None}
             every = loop.validate_every
             measured = 2 * n + (self.validated * (1 + steps // every) if every else 0)
-            seconds = self.start_s + steps * step_s + a_rollout * measured
             trained = steps * loop.tasks_per_step * loop.group_size
-            return {"steps": steps, "seconds": seconds, "rollouts": trained + measured}
+            least, most = (
+                self.start_s + steps * step_s[a_rollout] + a_rollout * measured for a_rollout in (least_s, most_s)
+            )
+            return {"steps": steps, "seconds": most, "least_seconds": least, "rollouts": trained + measured}
 
         worse = round(WORSE * n)
         needed = least_gain(worse) - worse
@@ -351,7 +376,7 @@ class Trial:
         if steps and n and once is not None and best is not None and best > once:
             until = math.ceil(needed / n / ((best - once) / steps))
         return {
-            "step": {**step, "updated": self.updated, "seconds": step_s},
+            "step": {**step, "updated": self.updated, "seconds": step_s.get(most_s)},
             "run": {"start_s": self.start_s, **taken(steps)},
             "gain": {
                 "held_out": n,

@@ -32,7 +32,7 @@ from agentrig.plan import Plan, resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run import guards
-from agentrig.run.auditing import Auditing, Rebuilt
+from agentrig.run.auditing import FIRST, Auditing, Rebuilt
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
 from agentrig.run.gate import Gate
@@ -541,6 +541,8 @@ class RunSession:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
         self._start_clock()
+        if self.stopping and self.plan.run.audit and (self.auditing.due or step < self.first_step + FIRST):
+            log.info("checking step %d, then its checkpoint; Ctrl-C once more ends at once, without them", step)
         self.auditing.end(step, line)
         if self.plan.run.audit:
             self._step_time["audit"] = self.step_seconds()  # of the next step, which waits for it

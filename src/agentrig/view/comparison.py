@@ -705,7 +705,7 @@ def _settings(differs: Mapping[str, Any]) -> list[str]:
     for key, value in [*differs.items()][:SETTINGS]:
         part = key.rpartition(".")[2]
         name = part if parts[part] == 1 and part != "use" else key
-        text = value if value and isinstance(value, str) else json.dumps(value, default=str)
+        text = value if value and isinstance(value, str) else figures.setting_text(key, value)
         told.append(f"{name} {cut(text, LONGEST_SETTING)}")
     more = len(differs) - SETTINGS
     told += [f"and {amount(more, 'other setting')}"] if more > 0 else []

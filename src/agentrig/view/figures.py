@@ -32,6 +32,10 @@ PART_NAMES = {
 """What parts of a step's time are called on the screen; others have their own names."""
 
 
+ALL_AT_0 = ("run.train_tasks", "run.validation_tasks", "run.report_tasks", "hardware.memory_gib")
+"""Settings whose 0 means all."""
+
+
 def chance(better: int, worse: int) -> str:
     """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`.
 
@@ -42,6 +46,11 @@ def chance(better: int, worse: int) -> str:
         digits += 1
     value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
     return f"sign test p {value}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
+
+
+def setting_text(key: str, value: Any) -> str:
+    """Return a setting's value as people read it: JSON, but `all` for a 0 that means all."""
+    return "all" if key in ALL_AT_0 and value == 0 else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def few(steps: int) -> int:

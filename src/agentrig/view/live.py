@@ -24,7 +24,7 @@ from rich.text import Text
 
 from agentrig import hookimpl
 from agentrig.errors import RunFileError
-from agentrig.figures import counted, number, percent, unaudited_s
+from agentrig.figures import counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.run.auditing import FIRST
 from agentrig.run.damage import read_object
@@ -33,6 +33,7 @@ from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
 from agentrig.view.reading import dig, read_run
 from agentrig.view.terminal import run_ending
+from agentrig.view.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -97,8 +98,7 @@ class LiveDisplay:
         self._done = 0
         self._last: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
-        self._step_times: deque[float] = deque(maxlen=SMOOTHING)
-        self._report_s = 0.0  # what the measurement before training took; the one after it is expected to take as long
+        self._time_left = TimeLeft()
         self._validation = self._held_out = ""
         self._failures: Counter[str] = Counter()
         self._batch, self._of = Batch(), dict[str, int]()  # _of: the tasks of a measurement, by mode
@@ -122,14 +122,17 @@ class LiveDisplay:
             self._sampling = f" ({how})" if how else ""
             self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
+            self._time_left = TimeLeft.of(event)
         with suppress(RunFileError):
             data = dig(read_object(event.directory / "manifest.json"), "data")
             self._of = {mode: int(number(dig(data, mode, "tasks")) or 0) for mode in ("report", "validation")}
+        self._time_left.tasks = self._of
         if event.first_step > 1:
             run = read_run(event.directory)
             rewards = [number(m.get("reward")) for m in run.steps if m["step"] < event.first_step]
             self._rewards.extend(reward for reward in rewards if reward is not None)
             accuracy = figures.held_out(run)["accuracy"]["before"]
+            self._time_left.reports = accuracy is not None
             self._held_out = "" if accuracy is None else f"{percent(accuracy)}% before training{self._sampling}"
         parts = [] if self._announced else [f"run {event.directory}"]
         left = None if event.steps is None else event.steps - event.first_step + 1
@@ -149,7 +152,8 @@ class LiveDisplay:
             former, changed = self._batch, doing != self._batch.doing
             if changed:
                 self._batch = Batch(doing, self._of.get(rollout.mode, 0))
-                self._report_s += time.monotonic() - former.began if former.doing.startswith(_DOING["report"]) else 0.0
+                if former.doing.startswith(_DOING["report"]):
+                    self._time_left.report_s = time.monotonic() - former.began
             self._batch.ended += 1
             if rollout.failure is not None:
                 self._failures[rollout.failure] += 1
@@ -182,8 +186,7 @@ class LiveDisplay:
             self._last, self._done = m, event.step
             if m.get("reward") is not None:
                 self._rewards.append(m["reward"])
-            if (seconds := unaudited_s(m)) is not None:
-                self._step_times.append(seconds)
+            self._time_left.add(event.step, m)
             validation = _measured(m.get("validation_accuracy"), m.get("validation_reward"))
             self._validation = f"{validation} at step {event.step}" if validation else self._validation
             of = f"/{self._steps}" if self._steps else ""
@@ -313,11 +316,9 @@ class LiveDisplay:
         return [(label, text) for label, text in rows if text]
 
     def _eta(self) -> list[str]:
-        """Return the estimated time for the remaining steps and the last measurement; empty if it is not known."""
-        if self._steps is None or not self._step_times or self._done >= self._steps:
-            return []
-        left = (self._steps - self._done) * sum(self._step_times) / len(self._step_times) + self._report_s
-        return [f"eta {_clock(left)}"]
+        """Return the estimated time of the rest of the run; empty if it is not known."""
+        left = self._time_left.after(self._done)
+        return [] if left is None else [f"eta {_clock(left)}"]
 
 
 def _measured(accuracy: float | None, reward: float | None = None) -> str:

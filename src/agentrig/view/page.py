@@ -239,9 +239,7 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def differing_settings(runs: Sequence[RunData]) -> tables.Table:
     """Return the settings in which runs differ, with each run's value."""
-    several = [
-        {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in flat(run.config)} for run in runs
-    ]
+    several = [{key: figures.setting_text(key, value) for key, value in flat(run.config)} for run in runs]
     keys = sorted({key for settings in several for key in settings} - {"run.name"})
     rows = [[key, *(settings.get(key, NOTHING) for settings in several)] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]

@@ -113,19 +113,31 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     )
     if step["rollout_s"] is not None:
         update = "not known" if step["update_s"] is None else f"about {duration(step['update_s'])}"
-        yield f"a step: rollouts about {duration(step['rollout_s'])}, update {update} ({step['updated']})"
+        rollouts = _between(step["least_rollout_s"], step["rollout_s"])
+        yield f"a step: rollouts {rollouts}, update {update} ({step['updated']})"
     if step["peak_bytes"]:
         yield f"memory needed: {in_gib(step['peak_bytes'])}, the most that this process had, with the update"
     if step["memory"]:
         yield step["memory"]
     if found["run"]["seconds"] is not None:
         without = "" if step["update_s"] is not None else ", without updates"
-        took = f"{amount(found['run']['steps'], 'step')}, about {duration(found['run']['seconds'])}"
+        least, most = found["run"]["least_seconds"], found["run"]["seconds"]
+        took = f"{amount(found['run']['steps'], 'step')}, {_between(least, most)}"
         yield f"a run: {took}{without}{_cost(found, 'run')}"
+        if least < most:
+            yield "  few rollouts say it no better: the server was new, and threads were idle (more tasks: --limit)"
     if "cost" in found["run"] and (lacking := found["run"]["cost"]["no_price"]):
         yield f"  no price for: {'; '.join(lacking)}"
     yield from _gain(found, gain)
     yield f"verdict: {found['verdict']['kind']}. {found['verdict']['message']}"
+
+
+def _between(least_s: float, most_s: float) -> str:
+    """Return a time in words: `about 3 min`, or `4 min to 15 min`."""
+    from agentrig.figures import duration
+
+    least, most = duration(least_s), duration(most_s)
+    return f"about {most}" if least == most else f"{least} to {most}"
 
 
 def _add_costs(found: dict[str, Any], trial: Trial, prices: Prices) -> None:
@@ -151,12 +163,13 @@ def _cost(found: dict[str, Any], of: str) -> str:
     if part is None:
         return ""
     what = {"total": "", "tokens": " for its tokens", "machine": " for its machine"}[part]
-    return f", {money(cost[part])}{' ' if cost['currency'] else ''}{cost['currency']}{what}"
+    most = "at most " if found[of]["least_seconds"] < found[of]["seconds"] and part != "tokens" else ""
+    return f", {most}{money(cost[part])}{' ' if cost['currency'] else ''}{cost['currency']}{what}"
 
 
 def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
     """Yield what a gain takes to be significant."""
-    from agentrig.figures import duration, percent
+    from agentrig.figures import percent
 
     n, least, more, once = (
         gain["held_out"],
@@ -178,7 +191,7 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
         return
     when = f"after about {amount(gain['steps'], 'step')}"
     if gain["seconds"] is not None:
-        when += f", {duration(gain['seconds'])}{_cost(found, 'gain')}"
+        when += f", {_between(gain['least_seconds'], gain['seconds'])}{_cost(found, 'gain')}"
     if gain["steps"] > found["run"]["steps"]:
         when = f"not within {amount(found['run']['steps'], 'step')}"
     yield (
