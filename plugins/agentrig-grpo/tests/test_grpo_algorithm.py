@@ -288,7 +288,6 @@ def test_best_weights_that_were_not_copied_end_the_run(model_dir, tmp_path, monk
         Loop(Grpo(config_of(model_dir, steps=2, validate_every=1, final="best"))).run(Worsening(tmp_path / "run"))
 
 
-@pytest.mark.slow
 def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):
     class Worsening(FakeSession):
         def validate(self, endpoint, *, step):
