@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -17,10 +16,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import date
-from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import attrs
@@ -28,15 +25,14 @@ import numpy as np
 import pytest
 
 from agentrig import Outcome, Score, Task
-from agentrig.errors import PluginError
+from agentrig.errors import AgentFailure, PluginError
 from agentrig.frozen import frozen
 from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
-from agentrig.processes.held import watch
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer
+from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer, scores_of
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -157,14 +153,14 @@ def judged(answer: Any, *, many: bool, process: bool) -> Score:
     scorer = Scorer(reward, budget_s=60)
     if not process:
         return scorer(ITEMS[:1])[0]
-    done = run_agent(RewardWorker(reward, 60), Job(id="0", input=ITEMS[0][:2], endpoint=NOWHERE))
-    return scorer._score_of(done.outcome)
+    done = run_agent(RewardWorker(reward, 60), Job(id="0", input=[ITEMS[0]], endpoint=NOWHERE))
+    return scores_of(done.outcome, 1)[0]
 
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("process", [False, True])
-def test_details_have_the_same_limit_in_threads_and_in_processes(many: bool, process: bool) -> None:
-    """Else one task that hangs, which moves the reward to processes, would change which scores count."""
+def test_details_have_the_same_limit_in_threads_and_in_a_process(many: bool, process: bool) -> None:
+    """The kit judges in threads, a run in a process: both must say the same."""
     most = Score(status="ok", value=1.0, details={"o": '"' * 1_999_000})
     correct = None if process else True
     assert judged(most, many=many, process=process) == attrs.evolve(most, correct=correct)
@@ -209,10 +205,10 @@ TOO_DEEP = "(dict that cannot be written: ValueError: it contains itself, or is 
         *((nested(levels), None) for levels in (300, 900, 5000)),
     ],
 )
-def test_details_are_json_values_in_threads_and_in_processes(
+def test_details_are_json_values_in_threads_and_in_a_process(
     details: dict[Any, Any], said: dict[str, Any] | None, many: bool, process: bool
 ) -> None:
-    """One overrun, which moves the reward to processes, made scores invalid; deep ones ended a run in a traceback."""
+    """A process made scores invalid that threads did not; deep ones ended a run in a traceback."""
     given: Any = {"details": details, "components": {("a", 1): 0.5}}
     score = judged(Score(status="ok", value=1.0, **given), many=many, process=process)
     assert (score.status, score.value, score.components) == ("ok", 1.0, {"('a', 1)": 0.5})
@@ -358,15 +354,14 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
         assert [s.value for s in first[6:]] == [1.0, 0.0] * 3
         assert {s.details["reason"] for s in first[:6]} == {"the reward ran past its budget of 0.5 s"}
         assert first[6].components == {"parity": 1.0}
-        (said,) = [r.getMessage() for r in caplog.records if "reward_process" in r.getMessage()]
-        assert "judges in processes from now on" in said
+        assert "the reward's process is killed: task" in caplog.text
         assert [s.value for s in scorer(rollouts[6:])] == [1.0, 0.0] * 3
     assert time.monotonic() - start < 60
 
 
 @pytest.mark.slow
-def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., Plan]) -> None:
-    plan = toy_plan("run.reward_process=true", "reward.odd=true")
+def test_a_score_of_the_rewards_process_has_its_details_and_what_is_correct(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("reward.odd=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     with contextlib.closing(plan.scorer()) as scorer:
         (score,) = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r"))])
@@ -378,7 +373,7 @@ def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., 
 def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
     toy_plan: Callable[..., Plan], caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = toy_plan("run.reward_process=true", "reward.spin=true", "run.reward_budget_s=0.5")
+    plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
     task = Task(id="test-3", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     with contextlib.closing(plan.scorer()) as scorer:
         (score,) = scorer([(task, Outcome(answer="spin"), Trace(rollout_id="r"))])
@@ -388,43 +383,102 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
 
 
 HARMS = """
-import os, sys
+import ctypes, json, math, os, socket, sys, time, warnings
 from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
 from agentrig.runners.scorer import RewardPlan, Scorer
 from agentrig.traces import Trace
 
 def harm(task, outcome, budget_s):
-    exec(task.private["do"])
-    return Score.ok(1.0)
+    exec(task.private["do"], globals(), told := {})
+    return Score.ok(told.get("value", float(len(outcome.answer))))
+
+class Harms:
+    def score_many(self, items, budget_s):
+        return [harm(*item, budget_s) for item in items]
 
 @hookimpl
 def register_rewards():
     yield RewardSpec(name="harm", summary="Harms its process.", build=lambda config: harm)
+    yield RewardSpec(name="harms", summary="Harms its process.", build=lambda config: Harms())
+
+def here():
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return os.getcwd(), mask, socket.getdefaulttimeout(), warnings.filters[:], math.isfinite, math.sqrt, json.dumps
 
 if __name__ == "__main__":
-    plan = RewardPlan(name="harm", config={}, files=(sys.argv[0],), budget_s=30)
-    judge = Scorer(harm, budget_s=30, threads=1, plan=plan, process=True)
-    kills = "os.kill(os.getppid(), 9); import time; time.sleep(60)"
-    for do in ("print('a' * 300_000)", "os.closerange(3, 200)", "os._exit(0)", kills):
-        task = Task(id="t", input={}, private={"do": do})
-        (score,) = judge([(task, Outcome(answer="a"), Trace(rollout_id="r"))])
-        print("judged", score.value, dict(score.details), file=sys.stderr)
+    name, budget_s, *does = sys.argv[1:]
+    plan = RewardPlan(name=name, config={}, files=(sys.argv[0],), budget_s=float(budget_s))
+    judge = Scorer(Harms() if name == "harms" else harm, budget_s=float(budget_s), plan=plan)
+    def scores(does):
+        tasks = [Task(id=f"t{i}", input={}, private={"do": do}) for i, do in enumerate(does)]
+        return judge([(task, Outcome(answer="a" * i), Trace(rollout_id="r")) for i, task in enumerate(tasks)])
+    assert [s.value for s in scores([""])] == [0.0]
+    for do in does:
+        before, found, after = here(), scores(["", "", do, "", "", ""]), here()
+        assert before == after
+        print(json.dumps([[score.value, score.details.get("reason")] for score in found]))
     judge.close()
 """
 
 
-def test_a_reward_that_harms_its_process_is_named_and_not_the_agent(tmp_path: Path) -> None:
-    (tmp_path / "harm.py").write_text(HARMS)
-    done = subprocess.run([sys.executable, tmp_path / "harm.py"], capture_output=True, text=True, timeout=60)
-    assert done.stderr.count("judged 1.0 {") == 1, done.stderr
-    assert "agentrig: the reward in process" in done.stderr
-    assert "agentrig: the reward has closed the connection to the run, and this process ends" in done.stderr
-    assert done.stderr.count("does the reward, or what it calls, call os._exit, or close files") == 2
-    assert re.search(r"the reward's process \d+ died \(killed by SIGKILL\), while it judged task t\n", done.stderr)
-    died = "the reward gave no score: the reward's process died (killed by SIGKILL)"
-    assert f"judged None {{'reason': \"{died}\"}}" in done.stderr, done.stderr
-    assert "runner" not in done.stderr
-    assert not re.search(r"\ban? agent\b|\bthe agent\b", done.stderr)
+def harmed(folder: Path, *words: str) -> tuple[list[list[list[Any]]], str]:
+    """Return the scores of six outcomes for each harm that the third of them does, and what was said."""
+    (folder / "harm.py").write_text(HARMS)
+    command = [sys.executable, folder / "harm.py", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(found) for found in re.findall(r"\[\[.*", done.stdout)], done.stderr
+
+
+@pytest.mark.parametrize("name", ["harm", "harms"])
+def test_what_a_reward_changes_in_its_process_changes_no_score_and_not_the_run(tmp_path: Path, name: str) -> None:
+    """In threads of the command it did: NaN was a score, the run's files could not be read, and a run hung."""
+    found, said = harmed(
+        tmp_path,
+        name,
+        "30",
+        "math.isfinite = lambda x: True; value = 2.0",
+        "math.sqrt = lambda x: 0.0",
+        "warnings.simplefilter('error')",
+        "socket.setdefaulttimeout(0.001)",
+        "os.umask(0o777)",
+        "os.chdir('/')",
+        "json.dumps = lambda *given, **more: '{}'",
+        "print('a' * 300_000)",
+    )
+    assert found == [[[float(i), None] for i in range(6)]] * 8
+    assert "died" not in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["harm", "harms"])
+def test_a_reward_that_ends_its_process_is_named_and_loses_one_score(tmp_path: Path, name: str) -> None:
+    kills = "os.kill(os.getppid(), 9); time.sleep(60)"
+    found, said = harmed(tmp_path, name, "30", "os.closerange(0, 100)", "os._exit(0)", "ctypes.string_at(0)", kills)
+    for scores in found:
+        value, reason = scores.pop(2)
+        assert [each[0] for each in scores] == [0.0, 1.0, 3.0, 4.0, 5.0]
+        assert value is None
+        assert reason.startswith("the reward gave no score: the reward's process died (")
+    for code in ("exit code 1", "exit code 0", "killed by SIGSEGV", "killed by SIGKILL"):
+        assert re.search(rf"the reward's process \d+ died \({code}\), while it judged tasks t\d, .*alone\n", said)
+    assert re.search(r"the reward's process \d+ died \(killed by SIGKILL\), while it judged task t2\n", said)
+    assert not re.search(r"\ban? agent\b|\bthe agent\b|\brunner\b", said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["harm", "harms"])
+def test_a_reward_that_holds_the_interpreter_loses_one_score(tmp_path: Path, name: str) -> None:
+    """No thread and no signal's handler of the command could end it: it hung for good."""
+    comes_back = "ctypes.PyDLL(None).usleep(7_600_000)" if name == "harms" else "ctypes.PyDLL(None).usleep(2_600_000)"
+    found, said = harmed(tmp_path, name, "1", "ctypes.PyDLL(None).sleep(15)", comes_back)
+    for scores in found:
+        value, reason = scores.pop(2)
+        assert [each[0] for each in scores] == [0.0, 1.0, 3.0, 4.0, 5.0]
+        assert value is None
+        assert reason.startswith("the reward ran past its budget of 1 s")
+    assert "the reward's process is killed: task t2 ran past the budget of 1 s (run.reward_budget_s)" in said
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:
@@ -463,51 +517,6 @@ def test_a_reward_that_changes_directory_and_umask_does_not_move_or_lock_the_run
     assert "the reward changed the umask to 777; it is 022 again" in caplog.text
 
 
-HOLDS = """
-import ctypes, os, pathlib, re, sys, time
-from agentrig import Outcome, Score, Task
-from agentrig.runners import scorer
-from agentrig.traces import Trace
-
-def reward(task, outcome, budget_s):
-    if task.id == "held":
-        HOW
-    return Score.ok(1.0)
-
-scorer.HELD_S = 1.0
-plan = scorer.RewardPlan(name="stuck", config={}, files=(), block=(), budget_s=0.2)
-judge = scorer.Scorer(reward, budget_s=0.2, plan=plan)
-judge.record = pathlib.Path(sys.argv[1])
-for name in ("soon", "held"):
-    print([s.value for s in judge([(Task(id=name, input={}), Outcome(answer="a"), Trace(rollout_id="r"))])], flush=True)
-"""
-
-
-LATE = "this command is killed: the reward stuck ran past its budget of 0.2 s (tasks that it judged then: held)"
-ENDED = "this command has ended without a word of its own while the reward stuck judged (tasks: held)"
-
-
-@pytest.mark.parametrize(
-    ("how", "code", "said"),
-    [
-        ('re.match(r"(a+)+$", "a" * 60 + "b")', -signal.SIGKILL, LATE),
-        ("ctypes.string_at(0)", -signal.SIGSEGV, ENDED),
-        ("ctypes.CDLL(None)._exit(0)", 0, ENDED),
-    ],
-)
-def test_a_reward_that_holds_or_ends_the_command_is_named_with_the_cure(
-    how: str, code: int, said: str, tmp_path: Path
-) -> None:
-    """No thread and no signal's handler of that process could: it hung for good, or ended without a word."""
-    words = [sys.executable, "-c", HOLDS.replace("HOW", how), str(tmp_path / "error.json")]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (code, "[1.0]\n")
-    assert said in ended.stderr
-    recorded = json.loads((tmp_path / "error.json").read_text())["message"]
-    assert recorded.startswith(said)
-    assert "run.reward_process=true" in recorded
-
-
 def held(task: Task, outcome: Outcome, budget_s: float) -> Score:
     """Hold the interpreter for longer than the budget and its grace, and come back."""
     ctypes.PyDLL(None).usleep(1_300_000 if task.id == "3" else 0)
@@ -521,8 +530,8 @@ def test_a_score_that_comes_back_after_the_budget_does_not_count(many: bool) -> 
     (score,) = Scorer(made, budget_s=0.1)(ITEMS[3:4])
     assert score.status == "invalid"
     assert "the reward ran past its budget of 0.1 s" in score.details["reason"]
-    job = Job(id="0", input=ITEMS[3], endpoint=NOWHERE)
-    assert json.loads(RewardWorker(made, 0.1).run_job(job))["status"] == "invalid"
+    with pytest.raises(AgentFailure, match="the reward ran past its budget"):
+        RewardWorker(made, 0.1).run_job(Job(id="0", input=ITEMS[3:4], endpoint=NOWHERE))
 
 
 HELD = """
@@ -552,59 +561,6 @@ def test_only_the_outcome_that_held_the_interpreter_is_late(tmp_path: Path) -> N
     (tmp_path / "held.py").write_text(HELD)
     done = subprocess.run([sys.executable, tmp_path / "held.py"], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["ok"] * 3 + ["invalid"] + ["ok"] * 2, done.stderr
-
-
-STOPPED = """
-import os, signal, time
-from agentrig.processes.held import Watch
-
-watch = Watch("late: {during}")
-watch.beat(0.5)
-os.kill(os.getpid(), signal.SIGSTOP)
-time.sleep(0.5)  # it goes on: the next sign of life comes within CONTINUED_S
-watch.beat(30)
-time.sleep(4)
-watch.close()
-print("ended", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_command_that_was_stopped_by_the_terminal_is_not_killed_when_it_goes_on() -> None:
-    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        time.sleep(6)
-        os.kill(process.pid, signal.SIGCONT)
-        assert process.communicate(timeout=60) == (b"ended\n", b"")
-
-
-FORKS = """
-import os, time
-from agentrig import Outcome, Score, Task
-from agentrig.runners import scorer
-from agentrig.traces import Trace
-
-def reward(task, outcome, budget_s):
-    if (child := os.fork()) == 0:
-        os.close(1)
-        os.close(2)
-        time.sleep(100)
-    print(child)
-    return Score.ok(1.0)
-
-judge = scorer.Scorer(reward, budget_s=5, plan=scorer.RewardPlan(name="forks", config={}, budget_s=5))
-judge([(Task(id="t", input={}), Outcome(answer="a"), Trace(rollout_id="r"))])
-judge.close()
-"""
-
-
-def test_what_a_reward_has_forked_does_not_keep_the_command_from_ending(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w+") as out:  # no pipe: multiprocessing's own processes have it as long as the child
-        code = subprocess.Popen([sys.executable, "-c", FORKS], stdout=out, stderr=out).wait(60)
-    said = (tmp_path / "out").read_text()
-    assert code == 0, said
-    os.kill(int(said), signal.SIGKILL)
 
 
 COMES_BACK = """
@@ -705,9 +661,8 @@ def test_a_reward_changes_nothing_but_its_own_copies(many: bool) -> None:
     assert repr([(t.input, t.private, t.row, o, trace) for t, o, trace in rollouts]) == before
 
 
-@pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_reward_may_score_each_call(toy_plan: Callable[..., Plan], process: bool) -> None:
-    plan = toy_plan(f"run.reward_process={str(process).lower()}", "reward.calls=true")
+def test_a_reward_may_score_each_call(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("reward.calls=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     spans = [Span(id=str(i), parent=None, name=LLM_CALL, start=0, end=1) for i in range(3)]
     with contextlib.closing(plan.scorer()) as scorer:
@@ -768,15 +723,14 @@ def test_the_reward_own_names_the_failed_call_that_an_agent_hid() -> None:
     )
 
 
-def test_a_reward_that_replaces_what_the_run_uses_ends_it_with_its_name_and_the_cure() -> None:
-    """What it replaced stayed: `--save` was empty, a run hung, and a tokenizer "could not be loaded"."""
+def test_a_reward_that_replaces_what_a_command_uses_in_its_threads_ends_it() -> None:
     before = json.dumps, time.monotonic, os.close
 
     def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
         json.dumps, time.monotonic = (lambda *given, **more: "{}"), (lambda: 0.0)
         return Score.ok(1.0)
 
-    said = r"the reward replaced json\.dumps and time\.monotonic, which this command needs(.|\n)*reward_process=true"
+    said = r"the reward replaced json\.dumps and time\.monotonic, which this command needs(.|\n)*use them as they are"
     with pytest.raises(PluginError, match=said):
         Scorer(reward, budget_s=5)(ITEMS[:2])
     assert (json.dumps, time.monotonic, os.close) == before
@@ -824,21 +778,8 @@ def test_a_reward_that_closes_the_files_of_the_command_is_named(tmp_path: Path, 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"the reward closed files and connections of this command, such as {named}")
-    assert ended.stderr.count("run.reward_process=true") == 1
+    assert ended.stderr.count("Let the reward use them as they are") == 1
     assert "Traceback" not in ended.stderr
-
-
-def test_a_command_whose_descriptors_a_reward_has_closed_is_not_said_to_have_ended() -> None:
-    """It is watched until it has: the message of the descriptors comes from the command itself."""
-    ours, theirs = Pipe()
-    theirs.close()
-    begun, ended = time.monotonic(), list[float]()
-    told = SimpleNamespace(died="it has ended", why="", tell=lambda *_: ended.append(time.monotonic() - begun))
-    limit, during = SimpleNamespace(value=begun + 60), SimpleNamespace(value=b"")
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.6)"]) as command:
-        watch(ours, command.pid, cast("Any", told), limit, during)
-    assert len(ended) == 1
-    assert ended[0] > 0.6
 
 
 def test_a_reward_that_replaces_something_while_it_is_built_is_put_right(
@@ -851,9 +792,6 @@ def test_a_reward_that_replaces_something_while_it_is_built_is_put_right(
         return build(*given)
 
     monkeypatch.setattr(composing, "build", careless)
-    with pytest.raises(PluginError, match=r"the reward toy-parity, while it was built, replaced json\.loads"):
-        toy_plan().scorer()
-    assert json.loads is before
-    toy_plan("run.reward_process=true").scorer().close()
+    toy_plan().scorer().close()
     assert json.loads is before
     assert "while it was built, replaced json.loads, which this command needs itself: put back" in caplog.text

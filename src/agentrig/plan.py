@@ -75,10 +75,6 @@ class RunSettings:
         0.25, help="largest share of a step's rollouts that may fail before the run stops", ge=0, le=1
     )
     reward_budget_s: float = setting(10.0, help="seconds a reward may take for one outcome", gt=0)
-    reward_process: bool = setting(
-        False,
-        help="let the reward judge in processes, which can be ended; true by itself once it did not end in its budget",
-    )
     correct_at: float | None = setting(
         None, help="an answer counts as correct if its reward is at least this; by default the reward decides"
     )
@@ -467,25 +463,26 @@ class Plan:
         }
 
     def _scorer(self, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
+        from agentrig.plugins.builtin import own
         from agentrig.processes.replaced import left_alone
-        from agentrig.runners.scorer import REWARD_CURE, RewardPlan, Scorer
+        from agentrig.runners.scorer import CURE, RewardPlan, Scorer
 
-        who = f"the reward {self.registry.reference(component)}, while it was built,"
-        with left_alone(who, REWARD_CURE, tell=log.warning if self.run.reward_process else None):
+        name = self.registry.reference(component)
+        with left_alone(f"the reward {name}, while it was built,", CURE, tell=log.warning):
             reward, sees_trace = composing.build(component, config, self.registry)
+        plan = RewardPlan(
+            name=name,
+            config=attrs.asdict(config),
+            files=tuple(self.run.plugins),
+            block=tuple(self.run.block),
+            budget_s=self.run.reward_budget_s,
+        )
         return Scorer(
             reward,
             budget_s=self.run.reward_budget_s,
             correctness=Correctness(run_at=run_at, reward_at=getattr(component.spec, "correct_at", None)),
             sees_trace=sees_trace,
-            plan=RewardPlan(
-                name=self.registry.reference(component),
-                config=attrs.asdict(config),
-                files=tuple(self.run.plugins),
-                block=tuple(self.run.block),
-                budget_s=self.run.reward_budget_s,
-            ),
-            process=self.run.reward_process,
+            plan=None if reward is own else plan,  # that one judges nothing
         )
 
     def agent_plan(self) -> AgentPlan:

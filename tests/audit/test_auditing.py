@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from audited_runs import tiny_model, trained
 
-from agentrig.agents import Outcome
 from agentrig.audit import auditor, update
 from agentrig.audit import sketch as sketches
 from agentrig.audit.record import Row
@@ -21,13 +22,9 @@ from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import LINKS, Verdict
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
-from agentrig.rewards import Score
 from agentrig.run import auditing
 from agentrig.run.auditing import Auditing, Rebuilt
-from agentrig.runners import scorer
-from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
-from agentrig.traces import Trace
 
 
 @pytest.fixture
@@ -191,41 +188,13 @@ def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Pl
         assert time.monotonic() - start < 15
 
 
-def test_one_process_watches_the_reward_at_all_audited_answers(
-    toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, real = [], scorer.Watch
-    monkeypatch.setattr(scorer, "Watch", lambda *given: made.append(real(*given)) or made[-1])
+def test_one_process_of_its_own_judges_all_audited_answers(toy_plan: Callable[..., Plan]) -> None:
     row = Row(id="r", task_id="t", group="g", input={}, answer="odd", spans=(), calls=(), **REST)
     task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     with closing(Rebuilt(toy_plan())) as rebuilt:
         assert [rebuilt.score(task, row).value for _ in range(3)] == [1.0] * 3
-        (watch,) = made
-        assert watch._process.exitcode is None
-    assert watch._process.exitcode is not None
-
-
-@pytest.mark.parametrize("whose", ["the run's", "the auditor's"])
-def test_once_a_reward_judges_in_processes_the_auditor_scores_there_too(
-    toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, whose: str
-) -> None:
-    """What the reward starts outlives the command otherwise: 16 processes of a reward did after one run."""
-    scored = []
-    monkeypatch.setattr(Scorer, "_elsewhere", lambda self, items: scored.extend(items) or [Score.ok(1.0)] * len(items))
-    plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.1")
-    slow, quick = (
-        Row(id="r", task_id="t", group="g", input={}, answer=answer, spans=(), calls=(), **REST)
-        for answer in ("spin", "odd")
-    )
-    task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    with closing(plan.scorer()) as of_run, closing(Rebuilt(plan, of_run)) as rebuilt:
-        score = rebuilt.sources().score
-        score(task, quick)
-        assert not scored, "until then it judges in threads"
-        if whose == "the run's":
-            of_run([(task, Outcome(answer="spin"), Trace(rollout_id="r"))])
-        else:
-            score(task, slow)
-        for _ in range(2):
-            score(task, quick)
-    assert len(scored) == 2
+        assert rebuilt._scorer is not None
+        assert rebuilt._scorer._pool is not None
+        (pid,) = rebuilt._scorer._pool.processes()
+        assert pid != os.getpid()
+    assert not psutil.pid_exists(pid)

@@ -559,7 +559,7 @@ def test_a_measurement_survives_a_file_that_cannot_be_written(here: Path, model:
 
 CHATTY = """
 import atexit, os
-from agentrig import AgentSpec, Task, TasksSpec, hookimpl
+from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
 
 atexit.register(print, "and when it ends")
 
@@ -587,6 +587,14 @@ def register_agents():
 @hookimpl
 def register_tasks():
     yield TasksSpec(name="chatty-tasks", summary="", build=Tasks)
+
+def reward(task, outcome, budget_s):
+    os.system("echo a reward that prints")
+    return Score.ok(1.0)
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="chatty-reward", summary="", build=lambda config: reward)
 """
 
 
@@ -596,14 +604,14 @@ def test_stdout_has_only_json_whatever_plugins_print(
 ) -> None:
     (here / "chatty.py").write_text(CHATTY)
     words = [command, "toy", "--plugin", toy_file, "--plugin", "chatty.py", "--agent", "toy-chatty"]
-    words += ["--tasks", "chatty-tasks", "--limit", "2", "--json"]
+    words += ["--tasks", "chatty-tasks", "--reward", "chatty-reward", "--limit", "2", "--json"]
     model_of = ["algorithm.endpoint=" if command == "forecast" else "--endpoint", model.url]
     words += ["".join(model_of)] if command == "forecast" else model_of
     done = subprocess.run([sys.executable, "-m", "agentrig", *words], capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert {"eval": lambda: found["n"], "dev": lambda: len(found), "forecast": lambda: found["tasks"]}[command]() == 2
     loads = ("its task set", "and what that loads", "and when it ends")
-    for said in ("an agent that prints", "as do its programs", "and its module", *loads):
+    for said in ("an agent that prints", "as do its programs", "a reward that prints", "and its module", *loads):
         assert said in done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import attrs
@@ -55,9 +56,13 @@ def plan_of(plugin, *overrides, **run):
     return resolve("mini", uses={"reward": "weighted"}, files=[plugin], overrides=overrides)
 
 
+def rollouts(*answers, spans=()):
+    return [(TASK, Outcome(answer=answer), Trace(rollout_id="r", spans=spans)) for answer in answers]
+
+
 def scored(plan, *answers, spans=()):
-    trace = Trace(rollout_id="r", spans=spans)
-    return plan.scorer()([(TASK, Outcome(answer=answer), trace) for answer in answers])
+    with closing(plan.scorer()) as scorer:
+        return scorer(rollouts(*answers, spans=spans))
 
 
 def test_values_are_added_by_weight_and_the_primary_part_decides_what_is_correct(plugin):
@@ -90,9 +95,10 @@ def test_a_part_that_fails_makes_the_whole_invalid_and_a_late_one_a_timeout(plug
 
 def test_parts_are_scored_at_the_same_time(plugin):
     plan = plan_of(plugin, 'reward.parts={a = {use = "calls"}, b = {use = "calls"}, c = {use = "calls"}}')
-    scored(plan, "warm")
-    start = time.perf_counter()
-    scored(plan, *["yes"] * 8)  # 8 x 0.05 s in four threads a part
+    with closing(plan.scorer()) as scorer:
+        scorer(rollouts("warm"))
+        start = time.perf_counter()
+        scorer(rollouts(*["yes"] * 8))  # 8 x 0.05 s in four threads a part
     assert time.perf_counter() - start < 3 * 2 * 0.05 + 0.1
 
 

@@ -32,9 +32,6 @@ AT_ONCE_S = 1.5
 LEFT_S = 5.0
 """Seconds that Python may wait for threads at the end of a command."""
 
-before_end: list[Callable[[], None]] = []
-"""What is called before this process ends itself by force: it is no crash."""
-
 _exit = os._exit
 _command = False  # whether this process is a command of ours: it may end itself
 
@@ -366,9 +363,6 @@ def end_now(status: int) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    for call in before_end:
-        with suppress(Exception):
-            call()
     _exit(status)
 
 

@@ -47,9 +47,6 @@ LEAST_S = 10.0
 OWED_S, OWED = 30.0, 0.1
 """What the gradient may take at the end of a run that looked at none: seconds, or a share of the run's time."""
 
-BUILD_S = 0.1
-"""A reward that takes longer to build, or judges in processes, is built once, not for each answer."""
-
 VERDICTS = "audit/verdicts-{:05d}.json"
 
 PLAIN = cattrs.Converter(detailed_validation=False)
@@ -202,7 +199,7 @@ class Auditing:
             raise RunStopped(found.words(again), cause="audit")
 
     def close(self) -> None:
-        """End the reward's processes, if there are any."""
+        """End the reward's process, if there is one."""
         self._rebuilt.close()
 
     def summary(self) -> dict[str, Any]:
@@ -277,15 +274,12 @@ def read_audits(run: Path) -> tuple[list[Audited], list[str]]:
 class Rebuilt:
     """What a run is compared with: its task set and its reward, built once more from its plan.
 
-    The reward is built anew for each answer, so that none changes another's score; once if that takes long.
-
     Args:
         plan: The run's plan.
-        of_run: The run's scorer: once that one judges in processes, this reward does.
     """
 
-    def __init__(self, plan: Plan, of_run: Scorer | None = None) -> None:
-        self._plan, self._slow, self._of_run = plan, False, of_run
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._scorer: Scorer | None = None
 
     def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str | None]] | None = None) -> Sources:
@@ -311,18 +305,13 @@ class Rebuilt:
 
     def score(self, task: Task, row: Row) -> Score:
         """Score a recorded answer to a task."""
-        if self._scorer is None or not (self._slow or self._scorer.in_processes):
-            before, begun = self._scorer, time.monotonic()
+        if self._scorer is None:
             self._scorer = self._plan.scorer()
-            self._slow = self._slow or time.monotonic() - begun > BUILD_S
-            if before is not None:
-                self._scorer.replace(before)
-        self._scorer.in_processes |= self._of_run is not None and self._of_run.in_processes
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
         return self._scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 
     def close(self) -> None:
-        """End the reward's processes, if there are any."""
+        """End the reward's process, if there is one."""
         if self._scorer is not None:
             self._scorer.close()
 

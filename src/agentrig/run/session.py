@@ -112,9 +112,7 @@ class RunSession:
         self.credit: Credit = plan.build("credit") if credit is None else credit
         self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        for scorer in (engine.scorer, *second.values()):
-            scorer.record = run.path / "error.json"
-        rebuilt = Rebuilt(plan, engine.scorer)
+        rebuilt = Rebuilt(plan)
         self.auditing = Auditing(run.path, rebuilt, first=self.first_step, on=plan.run.audit, tasks=tasks)
         self._run = run
         self._learns = getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights"

@@ -293,6 +293,15 @@ class BasePool(abc.ABC, Generic[W]):
         late = "1 rollout past its deadline" if len(jobs) == 1 else f"{len(jobs)} rollouts past their deadline"
         return f"{worker.title} killed: {late}"
 
+    def _limit_s(self, job: Job) -> float:
+        """Return the seconds that a job may take."""
+        return self.deadline_s
+
+    def _deadline_words(self, held: bool) -> str:
+        """Say what has become of a job that ran too long, and perhaps `held` its runner's interpreter."""
+        limit = f"{self.deadline_s:g} s (runners.deadline_s)"
+        return f"the rollout ran past its deadline of {limit} and its runner was killed{HELD if held else ''}"
+
     def _not_built(self) -> str:
         """Say why a runner may not have built its agent within `READY_S`."""
         return (
@@ -322,7 +331,7 @@ class BasePool(abc.ABC, Generic[W]):
         now = time.monotonic()
         self._check_built(now)
         for worker in list(self._workers):
-            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self.deadline_s]
+            overdue = [i for i, (job, started) in worker.jobs.items() if now - started > self._limit_s(job)]
             if not overdue:
                 worker.asked = 0.0
                 continue
@@ -343,9 +352,7 @@ class BasePool(abc.ABC, Generic[W]):
             log.warning("%s", self._late_words(worker, [worker.jobs[job_id][0] for job_id in overdue]))
             for job_id in overdue:
                 job, started = worker.jobs.pop(job_id)
-                limit = f"{self.deadline_s:g} s (runners.deadline_s)"
-                reason = f"the rollout ran past its deadline of {limit} and its runner was killed{HELD if held else ''}"
-                failed.append(job.failed("deadline", reason, started))
+                failed.append(job.failed("deadline", self._deadline_words(bool(held)), started))
                 self._lost.pop(job_id, None)
             self._waiting.extendleft(
                 job.again() for job, _ in worker.jobs.values()

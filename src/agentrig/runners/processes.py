@@ -154,7 +154,9 @@ def ignore_signals() -> None:
 
 
 @attrs.define(eq=False)
-class _Worker(Worker):
+class ProcessWorker(Worker):
+    """A runner process, with its guard and this end of its pipe."""
+
     process: Any
     pipe: Connection
     mark: str
@@ -162,6 +164,7 @@ class _Worker(Worker):
     read: bytearray = attrs.field(factory=bytearray)
     refused: str = ""
     why: str = ""
+    answered: float = 0.0
 
 
 def not_installed(preload: Iterable[str]) -> list[str]:
@@ -170,7 +173,7 @@ def not_installed(preload: Iterable[str]) -> list[str]:
     return [module for module, top in tops.items() if top not in sys.modules and find_spec(top) is None]
 
 
-class Pool(BasePool[_Worker]):
+class Pool(BasePool[ProcessWorker]):
     """Runner processes with a queue in front.
 
     Args:
@@ -226,19 +229,19 @@ class Pool(BasePool[_Worker]):
         self._workers.clear()
         super().close()
 
-    def _spawn(self) -> _Worker:
+    def _spawn(self) -> ProcessWorker:
         mark = uuid.uuid4().hex
         name = ConfinedName(self._plan.environment, {**self._environment, MARK: mark}, self._absent)
         ours, process = start_process(self._context, worker_main, self._plan, self._threads, self.builds, name=name)
-        return _Worker(process, ours, mark, title=self._title(process.pid))
+        return ProcessWorker(process, ours, mark, title=self._title(process.pid))
 
     def _title(self, pid: int) -> str:
         return f"runner {pid}"
 
-    def _kill(self, worker: _Worker) -> None:
+    def _kill(self, worker: ProcessWorker) -> None:
         self._end([worker])
 
-    def _end(self, workers: Sequence[_Worker]) -> None:
+    def _end(self, workers: Sequence[ProcessWorker]) -> None:
         for worker in workers:
             worker.process.terminate()  # the guard ends the runner, and does it too if this process is killed now
         limit = time.monotonic() + END_S
@@ -251,17 +254,17 @@ class Pool(BasePool[_Worker]):
                 end_families([worker.process.pid], [worker.mark])
             worker.pipe.close()
 
-    def _ask(self, worker: _Worker) -> None:
+    def _ask(self, worker: ProcessWorker) -> None:
         with suppress(OSError):  # it is dead
             worker.pipe.send(PING)
 
-    def _stopped(self, worker: _Worker) -> bool:
+    def _stopped(self, worker: ProcessWorker) -> bool:
         try:
             return bool(psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
         except psutil.Error:
             return False
 
-    def _send(self, worker: _Worker, job: Job) -> bool:
+    def _send(self, worker: ProcessWorker, job: Job) -> bool:
         try:
             worker.pipe.send(job)
         except OSError:
@@ -283,7 +286,7 @@ class Pool(BasePool[_Worker]):
                 results += self._receive(worker) + self._died(worker)
         return results
 
-    def _receive(self, worker: _Worker) -> list[Result]:
+    def _receive(self, worker: ProcessWorker) -> list[Result]:
         """Read what a runner has sent: lines that start with a word. Nothing in them is trusted."""
         results = []
         try:
@@ -308,7 +311,7 @@ class Pool(BasePool[_Worker]):
             worker.process.terminate()
         return results
 
-    def _handle(self, worker: _Worker, line: bytes) -> list[Result]:
+    def _handle(self, worker: ProcessWorker, line: bytes) -> list[Result]:
         """Handle a line of a runner.
 
         Raises:
@@ -323,7 +326,7 @@ class Pool(BasePool[_Worker]):
         if what == b"failed" and not worker.ready:
             raise AgentrigError(unquote(value.decode("ascii", "replace")))
         if what == b"alive":
-            worker.answers = True
+            worker.answers, worker.answered = True, time.monotonic()
             return []
         if what == b"ending" and worker.ready:
             worker.why = cut(storable(unquote(value.decode("ascii", "replace"))), MESSAGE_LIMIT)
@@ -337,7 +340,7 @@ class Pool(BasePool[_Worker]):
         except ValueError as error:
             return self._ended(worker, job.failed("infrastructure", str(error), started))
 
-    def _died(self, worker: _Worker) -> list[Result]:
+    def _died(self, worker: ProcessWorker) -> list[Result]:
         """Remove a process that ended, and log its exit code."""
         worker.process.join()
         worker.pipe.close()
@@ -365,7 +368,7 @@ class Pool(BasePool[_Worker]):
         log.warning("%s", self._died_words(worker, code, len(failed)))
         return failed
 
-    def _died_words(self, worker: _Worker, code: str, failed: int) -> str:
+    def _died_words(self, worker: ProcessWorker, code: str, failed: int) -> str:
         """Say that a runner died, and what becomes of its rollouts."""
         again = len(worker.jobs) - failed
         anew = "; the ones that start again get new samples, so the seed will not repeat this run" if again else ""

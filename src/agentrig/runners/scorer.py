@@ -6,10 +6,13 @@ import ctypes
 import inspect
 import json
 import logging
+import os
 import queue
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from time import monotonic  # a reward may replace that of the module
 from typing import Any
 
@@ -18,16 +21,15 @@ import attrs
 from agentrig.agents import Agent, Outcome
 from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, place_of
-from agentrig.pools import Job
+from agentrig.errors import AgentFailure, AgentrigError, place_of
+from agentrig.pools import Job, Result
 from agentrig.processes.ends import forks_ended
-from agentrig.processes.held import Watch
 from agentrig.processes.put_back import current_folder, restored
 from agentrig.processes.replaced import left_alone
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
-from agentrig.runners.pools import Worker
-from agentrig.runners.processes import Pool
+from agentrig.runners.pools import ANSWER_S, Worker
+from agentrig.runners.processes import Pool, ProcessWorker
 from agentrig.tasks import Task, field_hint
 from agentrig.text import amount, copied, json_text, plain_values, storable, words_of
 from agentrig.traces import Span, Trace
@@ -40,14 +42,21 @@ NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
 
+POLL_S = 0.1
+"""Seconds between two looks at whether a reward's process is late, or the scorer is closed."""
+
+SLOW_S = 0.5
+"""Seconds that a late process may take to answer: later, an outcome in it held the interpreter. As long again is waited
+for outcomes that were held up and now come back."""
+
 SHOWN = 8
-"""So many tasks are named in the message of a killed command."""
+"""So many tasks are named in the message of a process that has ended."""
 
-HELD_S = 30.0
-"""Seconds more in which native code may hold the interpreter; then the command is killed."""
+HELD = "; native code, or a regular expression, held Python's interpreter: give that code a limit of its own"
+"""Added to the reason of a late score whose process did not answer."""
 
-REWARD_CURE = "Write run.reward_process=true: then the reward judges in processes of its own, and harms no other"
-"""What to do about a reward that changes the process that it judges in."""
+CURE = "Let the reward use them as they are: other code of its process needs them"
+"""What to do about a reward that changes the process that it judges in, or is built in."""
 
 DETAILS_LIMIT = 4_000_000
 """Longest details of a score, in characters of JSON: those of a process are within `ANSWER_LIMIT` even as a text."""
@@ -77,21 +86,26 @@ class RewardWorker:
         raise TypeError("a reward judges jobs")
 
     def run_job(self, job: Job) -> str:
-        """Judge one outcome; return the score's fields as JSON."""
+        """Judge the outcomes of a job; return their scores' fields as JSON.
+
+        Raises:
+            AgentFailure: It took too long; the pool judges it again alone, because another outcome may have held it up.
+        """
+        items: Sequence[tuple[Any, ...]] = job.input
         many, begun = getattr(self._reward, "score_many", None), monotonic()
-        with left_alone("the reward", REWARD_CURE, tell=log.debug):  # this process is its own: only the score matters
+        with left_alone("the reward", CURE, tell=log.debug):  # what it replaces must not change how scores are sent
             if many is not None:
-                (score,) = score_many(many, [job.input], self._budget_s)
+                scores = score_many(many, items, self._budget_s)
             else:
-                score = score_one(self._reward, job.input, self._budget_s)
-        if monotonic() - begun > self._budget_s + GRACE_S:  # it came back before this process was killed
-            score = late(self._budget_s)
-        return json_text(attrs.asdict(score, recurse=False))
+                scores = [score_one(self._reward, item, self._budget_s) for item in items]
+        if monotonic() - begun > self._budget_s * len(items) + GRACE_S:
+            raise AgentFailure(late_words(self._budget_s), kind="deadline")
+        return json_text([attrs.asdict(score, recurse=False) for score in scores])
 
 
 @attrs.frozen(kw_only=True)
 class RewardPlan(AgentPlan):
-    """How a process builds the run's reward; each of its jobs has a task, an outcome and, if it sees it, a trace.
+    """How a process builds the run's reward. A job's input is a list of a task, an outcome and, if it sees it, a trace.
 
     Attributes:
         budget_s: Seconds for one outcome.
@@ -113,11 +127,98 @@ class RewardPlan(AgentPlan):
 
 
 class RewardPool(Pool):
-    """Processes that judge; what is said of one that ends or takes too long are words of a reward."""
+    """The process that judges. One that dies, hangs or breaks starts again, and its outcomes are judged alone then.
+
+    So the outcome that did it is known, and only its score is `invalid`.
+
+    Args:
+        plan: How the reward is built.
+        threads: How many outcomes are judged at once.
+    """
 
     builds = "reward"
     runs = ("process", "processes")
-    cure = "start again with run.reward_process=false"
+    cure = "call its `build` in a Python shell"
+
+    def __init__(self, plan: RewardPlan, *, threads: int) -> None:
+        super().__init__(plan, n=1, threads=threads, deadline_s=plan.budget_s + GRACE_S, retries=1)
+        self._budget_s = plan.budget_s
+
+    def judge(
+        self, items: Sequence[tuple[Any, ...]], *, together: bool, closed: threading.Event | None = None
+    ) -> list[Score]:
+        """Judge outcomes.
+
+        Args:
+            items: Outcomes, as the reward gets them.
+            together: Whether one call gets all of them; if it gives no scores, each is judged by a call of its own.
+            closed: Ends this call once it is set.
+
+        Raises:
+            AgentrigError: The reward cannot be built in its process, or `closed` is set.
+        """
+        closed = closed or threading.Event()
+        if together and len(items) > 1:
+            (outcome,) = self._outcomes([items], closed)
+            with suppress(NoScores):
+                return scores_of(outcome, len(items))
+        found = []
+        for outcome in self._outcomes([[item] for item in items], closed):
+            try:
+                found += scores_of(outcome, 1)
+            except NoScores as error:
+                found.append(Score.invalid(str(error)))
+        return found
+
+    def _outcomes(self, parts: Sequence[Sequence[tuple[Any, ...]]], closed: threading.Event) -> list[Outcome]:
+        """Return what became of jobs, each of one part of the items."""
+        for i, part in enumerate(parts):
+            if len(part) > 1:
+                self._lost[str(i)] = self.retries  # its items are judged alone instead
+            self.submit(Job(id=str(i), input=part, endpoint=NOWHERE))
+        self.start()
+        found: dict[int, Outcome] = {}
+        while len(found) < len(parts):
+            found.update({int(result.id): result.outcome for result in self.poll(POLL_S)})
+            if closed.is_set():
+                raise AgentrigError("the reward judges no more: this command ends")
+        return [found[i] for i in range(len(parts))]
+
+    def _limit_s(self, job: Job) -> float:
+        return self._budget_s * len(job.input) + GRACE_S
+
+    def _ended(self, worker: ProcessWorker, result: Result) -> list[Result]:
+        """Judge what gave no scores once more, alone: what was judged beside it may have held it up, or broken it."""
+        if result.outcome.failure == "deadline":  # it came back, but too late
+            result = attrs.evolve(result, outcome=attrs.evolve(result.outcome, message=self._deadline_words(False)))
+        if result.outcome.failure is None or result.id in self._lost or result.id not in worker.jobs:
+            return super()._ended(worker, result)
+        job, _ = worker.jobs.pop(result.id)
+        self._lost[job.id] = self.retries
+        self._waiting.append(job.again())
+        return []
+
+    def _spawn(self) -> ProcessWorker:
+        worker = super()._spawn()
+        with socket.socket(fileno=os.dup(worker.pipe.fileno())) as pipe:
+            pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_S), 0))
+        return worker
+
+    def _send(self, worker: ProcessWorker, job: Job) -> bool:
+        """Send a job; a process that does not read it, because its interpreter is held, is ended."""
+        sent = super()._send(worker, job)
+        if not sent:
+            worker.process.terminate()
+        return sent
+
+    def _holds(self, worker: ProcessWorker, now: float) -> bool | None:
+        """Whether an outcome held the interpreter; it counts too if that ended before the process was killed."""
+        held = super()._holds(worker, now)
+        if held is not False:
+            return held
+        if worker.answered - worker.asked > SLOW_S:
+            return True
+        return None if now - worker.answered < SLOW_S else False
 
     def _process(self) -> str:
         return "the reward's process"
@@ -125,42 +226,73 @@ class RewardPool(Pool):
     def _title(self, pid: int) -> str:
         return f"{self._process()} {pid}"
 
+    def _deadline_words(self, held: bool) -> str:
+        return late_words(self._budget_s) + (HELD if held else "")
+
     def _late_words(self, worker: Worker, jobs: Sequence[Job]) -> str:
-        assert isinstance(self._plan, RewardPlan)
         return (
-            f"{self._process()} is killed: task {_tasks(jobs)} ran past the budget of {self._plan.budget_s:g} s "
+            f"{self._process()} is killed: {_tasks(jobs)} ran past the budget of {self._budget_s:g} s "
             "(run.reward_budget_s)"
         )
 
     def _died_words(self, worker: Worker, code: str, failed: int) -> str:
         judged = [job for job, _ in worker.jobs.values()]
-        return f"{worker.title} died {code}{f', while it judged task {_tasks(judged)}' if judged else ''}"
+        again = len(judged) > failed or any(len(job.input) > 1 for job in judged)
+        return (
+            f"{worker.title} died {code}"
+            + (f", while it judged {_tasks(judged)}" if judged else "")
+            + ("; each is judged again alone" if again else "")
+        )
 
 
 def _tasks(jobs: Sequence[Job]) -> str:
-    return ", ".join(str(storable(job.input[0].id)) for job in jobs)
+    """Name the tasks that were judged, the first of them if they are many."""
+    ids = [str(storable(item[0].id)) for job in jobs for item in job.input]
+    more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+    return f"{'task' if len(ids) == 1 else 'tasks'} {', '.join(ids[:SHOWN])}{more}"
+
+
+class NoScores(Exception):
+    """A job of the reward's process gave no scores; the message is the reason."""
+
+
+def scores_of(outcome: Outcome, count: int) -> list[Score]:
+    """Read the scores that the reward's process sent; nothing in them is trusted.
+
+    Args:
+        outcome: Of the process's job.
+        count: How many scores it must have.
+
+    Raises:
+        NoScores: There are none.
+    """
+    if outcome.failure == "deadline":
+        raise NoScores(outcome.message)
+    if outcome.failure is not None:
+        kind = "" if outcome.failure == "runner-died" else f" ({outcome.failure})"  # no runner of the agent did
+        raise NoScores(f"the reward gave no score{kind}: {outcome.message}")
+    try:
+        scores = [Score(**fields) for fields in json.loads(outcome.answer)]
+    except (TypeError, ValueError) as error:
+        raise NoScores(f"the reward's process sent no score: {words_of(error)}") from None
+    if len(scores) != count:
+        raise NoScores(f"the reward's process sent {amount(len(scores), 'score')} for {amount(count, 'outcome')}")
+    return scores
 
 
 class Scorer:
-    """Runs a reward on batches in threads, or in processes, and handles a reward that raises or hangs.
+    """Runs a reward on batches, and handles a reward that raises, hangs or ends its process.
 
-    A thread that does not end is interrupted, which ends a loop in Python, and is left alone. Native code goes on. So
-    once that has happened, the reward judges in processes if `plan` says how to build it. Native code that does not
-    release the interpreter, such as a regular expression, stops this whole process: another one then kills it. If it
-    ends before that, the outcomes that were judged meanwhile are judged again in processes: one of them held it.
+    With a `plan`, the reward judges in a process of its own, so that it can't harm this one, and can be ended. Without,
+    it judges in threads: one that does not end is interrupted, which ends a loop in Python, and is left alone.
 
     Args:
-        reward: What `RewardSpec.build` returned.
+        reward: What `RewardSpec.build` returned; with a `plan`, only what it needs is asked of it.
         budget_s: Seconds for one outcome.
         threads: How many outcomes are scored at once; they don't help a reward that holds the GIL.
         correctness: What counts as correct; returned scores have `correct` set.
         sees_trace: Whether the reward is called with the rollout's trace too.
-        plan: How a process builds the reward; None if it stays in threads.
-        process: Whether it judges in processes from the start.
-
-    Attributes:
-        in_processes: Whether it judges in processes now.
-        record: The run's `error.json`, for a reward that ends the run's process; None outside of a run.
+        plan: How its process builds the reward; None to judge in threads of this one.
     """
 
     def __init__(
@@ -172,19 +304,15 @@ class Scorer:
         correctness: Correctness | None = None,
         sees_trace: bool = False,
         plan: RewardPlan | None = None,
-        process: bool = False,
     ) -> None:
-        self._plan, self.in_processes = plan, process and plan is not None
+        self._plan = plan
         self._pool: RewardPool | None = None
-        self._watch: Watch | None = None
-        self.record: Path | None = None
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self.correctness = correctness or Correctness()
-        self._reward, self._budget_s, self._threads = reward, budget_s, threads
+        self._reward = reward if plan is None else None  # its process has one: no model is twice in memory
+        self._budget_s, self._threads = budget_s, threads
         self._own = bool(getattr(reward, "takes_own_reward", False))
-        self._many: Callable[[Sequence[tuple[Any, ...]], float], Sequence[Score]] | None = getattr(
-            reward, "score_many", None
-        )
+        self._batches = getattr(reward, "score_many", None) is not None
         self._sees_trace = sees_trace
         self._folder = current_folder()
 
@@ -192,7 +320,8 @@ class Scorer:
         """Score a batch; returns a score for each item, in their order.
 
         Raises:
-            PluginError: The reward replaced functions of Python that this process uses, or closed its files.
+            AgentrigError: The reward cannot be built in its process.
+            PluginError: In threads, the reward replaced functions of Python that this process uses.
         """
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {
@@ -207,175 +336,79 @@ class Scorer:
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
             return []
-        if self.in_processes:
-            return self._elsewhere(items)
-        with left_alone(f"the reward{self._name()}", REWARD_CURE, folder=self._folder):
-            try:
-                return self._batch(items) if self._many is not None else self._each(items)
-            finally:
-                self._beat(None)
+        if self._plan is not None:
+            return self._in_process(items, self._plan)
+        with left_alone("the reward", CURE, folder=self._folder):
+            return self._batch(items) if self._batches else self._each(items)
 
-    def _name(self) -> str:
-        return f" {self._plan.name}" if self._plan is not None else ""
+    def _in_process(self, items: Sequence[tuple[Any, ...]], plan: RewardPlan) -> list[Score]:
+        with self._lock:
+            pool = self._pool = self._pool or RewardPool(plan, threads=self._threads)
+            try:
+                return pool.judge(items, together=self._batches, closed=self._closed)
+            except BaseException:  # its jobs are of no use to a later call
+                self._pool = None
+                pool.close()
+                raise
+
+    def close(self) -> None:
+        """End the reward's process, if there is one, also while it judges."""
+        self._closed.set()
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
 
     def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+        """Judge in threads, one outcome in each at a time."""
         scores: list[Score | None] = [None] * len(items)
         started: dict[int, tuple[float, threading.Thread]] = {}
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for i in range(len(items)):
             todo.put(i)
-        ending = threading.Lock()
+        limit, ending = self._budget_s + GRACE_S, threading.Lock()
+        reward: Any = self._reward
 
         def work() -> None:
-            while not self.in_processes:
+            while True:
                 try:
                     i = todo.get_nowait()
                 except queue.Empty:
                     return
                 started[i] = monotonic(), threading.current_thread()
-                self._tell([items[k][0].id for k in list(started) if scores[k] is None])
-                score = score_one(self._reward, items[i], self._budget_s)
+                score = score_one(reward, items[i], self._budget_s)
                 with ending:
-                    if scores[i] is not None or i not in started:
+                    if scores[i] is not None:
                         return  # too late, and this thread may be interrupted
-                    if monotonic() - started[i][0] > limit:
-                        give_up(i)
-                    else:
-                        scores[i] = score
+                    scores[i] = score if monotonic() - started[i][0] <= limit else late(self._budget_s)
 
-        def give_up(i: int) -> None:
-            """Let a process judge what came back too late, or was judged while the interpreter was held."""
-            if self._plan is None:
-                scores[i] = late(self._budget_s)
-            else:
-                del started[i]
-            self._distrust()
-
-        limit = self._budget_s + GRACE_S
-        self._beat(limit)
-        now = monotonic()
         workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
         while any(s is None for s in scores):
-            self._beat(limit)
             for worker in workers:
                 worker.join(0.01)
-            before, now = now, monotonic()
             for i, (start, worker) in list(started.items()):
                 with ending:
-                    if i in started and scores[i] is None and now - start > limit:
-                        if now - before > GRACE_S:  # this thread stood still too: it need not be this outcome
-                            give_up(i)
-                        else:
-                            scores[i] = late(self._budget_s)
-                        self._abandon(worker)
+                    if scores[i] is None and monotonic() - start > limit:
+                        scores[i] = late(self._budget_s)
+                        _interrupt(worker)
                         workers.append(self._thread(work))  # goes on without it
-            if self.in_processes and not any(scores[i] is None for i in list(started)):
-                left = [i for i, score in enumerate(scores) if score is None]
-                for i, score in zip(left, self._elsewhere([items[i] for i in left]), strict=True):
-                    scores[i] = score
         return [s for s in scores if s is not None]
 
-    def _abandon(self, worker: threading.Thread) -> None:
-        """Interrupt a thread that does not end, and trust no other one."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
-        self._distrust()
-
-    def _distrust(self) -> None:
-        """Judge in processes from now on, if the reward can be built there."""
-        if self._plan is not None and not self.in_processes:
-            self.in_processes = True
-            log.warning(
-                "the reward %s did not end within its budget of %g s: it judges in processes from now on, which can be "
-                "ended (run.reward_process)",
-                self._plan.name,
-                self._budget_s,
-            )
-
-    def _beat(self, limit_s: float | None) -> None:
-        """Tell the watching process that this one runs, and that the reward may hold the interpreter that long."""
-        if self._plan is None or (self._watch is None and limit_s is None):
-            return
-        if self._watch is None:
-            self._watch = Watch(
-                f"this command is killed: the reward {self._plan.name} ran past its budget of "
-                f"{self._budget_s:g} s (tasks that it judged then: {{during}}) and does not release Python's "
-                "interpreter, as a regular expression or other native code that never ends. Start it again with "
-                "run.reward_process=true: then only such a score is invalid",
-                f"this command has ended without a word of its own while the reward {self._plan.name} judged (tasks: "
-                "{during}): native code in it crashed or called exit, or a SIGKILL came from outside.\n  If it was the "
-                f"reward: {REWARD_CURE}",
-                self.record,
-            )
-        self._watch.beat(None if limit_s is None else limit_s + HELD_S)
-
-    def _tell(self, tasks: Sequence[str]) -> None:
-        """Tell the watching process what is judged now."""
-        if self._watch is not None:
-            self._watch.during([str(storable(task)) for task in tasks[:SHOWN]])
-
-    def _elsewhere(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
-        """Judge in processes; one that does not end is killed and replaced."""
-        assert self._plan is not None
-        self._beat(None)
-        with self._lock:
-            if self._pool is None:
-                limit = self._budget_s + GRACE_S
-                self._pool = RewardPool(self._plan, n=self._threads, threads=1, deadline_s=limit, retries=0)
-            for i, item in enumerate(items):
-                self._pool.submit(Job(id=str(i), input=item, endpoint=NOWHERE))
-            found: dict[int, Score] = {}
-            try:
-                while len(found) < len(items):
-                    found.update({int(r.id): self._score_of(r.outcome) for r in self._pool.poll(1.0)})
-            except AgentrigError as error:
-                self._pool.close()
-                self._pool = None
-                return [found.get(i, Score.invalid(f"no process can judge: {error}")) for i in range(len(items))]
-        return [found[i] for i in range(len(items))]
-
-    def _score_of(self, outcome: Outcome) -> Score:
-        if outcome.failure == "deadline":
-            return late(self._budget_s)
-        if outcome.failure is not None:
-            kind = "" if outcome.failure == "runner-died" else f" ({outcome.failure})"  # no runner of the agent did
-            return Score.invalid(f"the reward gave no score{kind}: {outcome.message}")
-        try:
-            return Score(**json.loads(outcome.answer))
-        except (TypeError, ValueError) as error:
-            return _raised(error)
-
-    def replace(self, other: Scorer) -> None:
-        """Close another scorer of the same reward and budget; the process that watches this command goes on."""
-        self._watch, other._watch, self.record = other._watch, None, other.record
-        other.close()
-
-    def close(self) -> None:
-        """End the processes, if there are any."""
-        with self._lock:
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
-            if self._pool is not None:
-                self._pool.close()
-                self._pool = None
-
     def _batch(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+        """Judge in a thread, by one call of `score_many`."""
         found: list[Score] = []
+        reward: Any = self._reward
 
         def work() -> None:
-            assert self._many is not None
-            found.extend(score_many(self._many, items, self._budget_s))
+            found.extend(score_many(reward.score_many, items, self._budget_s))
 
         limit = self._budget_s * len(items) + GRACE_S
-        self._beat(limit)
-        self._tell([item[0].id for item in items])
         begun, worker = monotonic(), self._thread(work)
         worker.join(limit)
         stuck = worker.is_alive()
         if stuck:
-            self._abandon(worker)
+            _interrupt(worker)
         if stuck or monotonic() - begun > limit:
-            self._distrust()
             outcomes = amount(len(items), "outcome")
             reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {outcomes}"
             return [Score.invalid(reason)] * len(items)
@@ -388,9 +421,19 @@ class Scorer:
         return thread
 
 
+def _interrupt(worker: threading.Thread) -> None:
+    """End a thread that does not end by itself, if it runs Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
+
+
+def late_words(budget_s: float) -> str:
+    """Return the reason of `late`."""
+    return f"the reward ran past its budget of {budget_s:g} s"
+
+
 def late(budget_s: float) -> Score:
     """Return the score of an outcome whose judging took too long, whether or not a value came back."""
-    return Score.invalid(f"the reward ran past its budget of {budget_s:g} s")
+    return Score.invalid(late_words(budget_s))
 
 
 def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:

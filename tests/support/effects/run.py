@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 from collections.abc import Mapping
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,14 +74,6 @@ def patience(settings: Settings) -> str:
     """Return the status of a score whose reward takes 1.3 seconds."""
     (score,) = plan(settings, reward="effects-slow").scorer()([HALF])
     return score.status
-
-
-def judges_here(settings: Settings) -> bool:
-    """Return whether the reward judges in this process."""
-    with closing(plan(settings, reward="effects-where").scorer()) as scorer:
-        (score,) = scorer([HALF])
-    assert score.value, score
-    return score.value == os.getpid()
 
 
 def plugin(name: str) -> Any:
@@ -167,7 +157,6 @@ TABLE = {
         shows=lambda a, b: not a and "4 of 16 train rollouts failed (limit 20%" in b,
     ),
     "reward_budget_s": Flip(a=10.0, b=0.05, look=patience, shows=lambda a, b: (a, b) == ("ok", "invalid")),
-    "reward_process": Flip(a=False, b=True, look=judges_here, shows=lambda a, b: (a, b) == (True, False)),
     "correct_at": Flip(a=0.4, b=0.6, look=verdict, shows=lambda a, b: (a, b) == (("ok", True), ("ok", False))),
     "delivery": Elsewhere(
         "tests/proofs/test_delivery.py::test_the_proof_can_be_turned_off", "a run with and without the proof"
