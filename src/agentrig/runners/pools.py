@@ -167,6 +167,10 @@ class BasePool(abc.ABC, Generic[W]):
         """Whether a signal has stopped a runner, so that none of its rollouts could go on."""
         return False
 
+    def _beside(self, worker: W) -> bool:
+        """Whether another job than one that is late may hold a runner's interpreter, or may have held it."""
+        return len(worker.jobs) > 1
+
     def start(self) -> None:
         """Start the missing runners; they build the agent in the background."""
         while len(self._workers) < self.n:
@@ -339,7 +343,7 @@ class BasePool(abc.ABC, Generic[W]):
             held = not stopped and self._holds(worker, now)
             if held is None:
                 continue
-            if held and len(worker.jobs) > 1:
+            if held and self._beside(worker):
                 stopped = "could run nothing, because native code kept Python's interpreter"
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone

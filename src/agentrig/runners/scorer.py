@@ -220,6 +220,9 @@ class RewardPool(Pool):
             return True
         return None if now - worker.answered < SLOW_S else False
 
+    def _beside(self, worker: Worker) -> bool:
+        return not self._lost.keys() & worker.jobs.keys()  # one that was beside it may have come back by now
+
     def _process(self) -> str:
         return "the reward's process"
 
