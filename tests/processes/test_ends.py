@@ -148,7 +148,7 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     command.process.send_signal(number)
     said = command.ended(status)
     assert "died" not in said
-    assert f"{signal.Signals(number).name}: ending after this step" in said
+    assert f"{signal.Signals(number).name}: ending after" in said
     assert "resume with: agentrig train --resume" in said
     done = len((run / "metrics.jsonl").read_text().splitlines())
     assert 1 <= done < 50
@@ -168,7 +168,7 @@ def test_a_signal_while_a_run_starts_ends_it_with_a_message(
     os.killpg(command.process.pid, signal.SIGINT)
     while command.process.poll() is None:
         time.sleep(0.1)
-        if "ending after this step" in command.log.read_text():  # it had begun, and waits for its first step
+        if "ending after" in command.log.read_text():  # it had begun, and waits for its first step
             os.killpg(command.process.pid, signal.SIGINT)
             break
     said = command.ended(130)
@@ -204,7 +204,7 @@ def test_a_second_signal_ends_a_run_within_seconds(
     run = tmp_path / "runs" / "toy"
     command.wait_for((run / "metrics.jsonl").exists)
     command.process.send_signal(signal.SIGINT)
-    command.wait_for(lambda: "ending after this step" in command.log.read_text())
+    command.wait_for(lambda: "ending after" in command.log.read_text())
     before = time.monotonic()
     command.process.send_signal(signal.SIGINT)
     command.process.wait(120.0)
@@ -231,7 +231,7 @@ def test_processes_that_are_stopped_end_with_their_run(
             process.suspend()
     command.process.send_signal(signal.SIGTERM)
     if at_once:
-        command.wait_for(lambda: "ending after this step" in command.log.read_text())
+        command.wait_for(lambda: "ending after" in command.log.read_text())
         command.process.send_signal(signal.SIGTERM)
     command.ended(143, files=at_once)
 
@@ -247,7 +247,7 @@ def test_a_stuck_body_does_not_keep_a_run_from_ending(
     command = start(*toy(model, toy_file, "algorithm.wait_s=500", "algorithm.report=false"))
     command.wait_for((tmp_path / "runs" / "toy" / "rollouts" / "train-00001.parquet").exists)
     command.process.send_signal(signal.SIGTERM)
-    command.wait_for(lambda: "ending after this step" in command.log.read_text())
+    command.wait_for(lambda: "ending after" in command.log.read_text())
     before = time.monotonic()
     command.process.send_signal(signal.SIGTERM)
     command.process.wait(120.0)
@@ -276,7 +276,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
 
 
 def begun_run(**facts: Any) -> SimpleNamespace:
-    facts = {"begun": True, "stopping": False, "measuring": "", "untouched": False, **facts}
+    facts = {"begun": True, "stopping": False, "measuring": "", "checking": 0, "untouched": False, **facts}
     return SimpleNamespace(advice=lambda: "resume with: agentrig train --resume runs/a", **facts)
 
 
@@ -436,13 +436,18 @@ def test_a_process_that_still_ends_with_its_run_is_not_called_left_behind(
 
 
 @pytest.mark.parametrize(
-    ("measuring", "said", "stopping"),
-    [("", "this step", True), ("before", "the measuring", True), ("after", "the measuring", False)],
+    ("state", "said", "stopping"),
+    [
+        ({}, "this step", True),
+        ({"checking": 2}, "step 2 is checked and saved", True),
+        ({"measuring": "before"}, "the measuring", True),
+        ({"measuring": "after"}, "the measuring", False),
+    ],
 )
 def test_a_signal_says_what_the_run_ends_after(
-    measuring: str, said: str, stopping: bool, caplog: pytest.LogCaptureFixture
+    state: dict[str, Any], said: str, stopping: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = begun_run(measuring=measuring)
+    run = begun_run(**state)
     RunSignals(run, lambda error: pytest.fail("it ends in order"))(signal.SIGINT, None)
     assert caplog.messages == [f"Ctrl-C: ending after {said}; Ctrl-C once more ends at once"]
     assert run.stopping == stopping, "a run that is measured after training is complete"

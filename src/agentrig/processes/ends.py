@@ -291,7 +291,8 @@ class RunSignals:
 
     Args:
         session: The run's session; its `stopping` is set, its `advice` says how to go on, its `measuring` which
-            measurement outside of a step is under way, and its `untouched` whether no rollout has begun.
+            measurement outside of a step is under way, its `checking` which step is audited (0: none), and its
+            `untouched` whether no rollout has begun.
         abort: Ends the run immediately, with the given error.
     """
 
@@ -321,7 +322,9 @@ class RunSignals:
             waited = f"ended while its rollouts waited for a runner; {self._session.advice()}"
             self._abort(Interrupted(number, waited))
         else:
-            what, name = "the measuring" if measuring else "this step", name_of(number)
+            checking, name = self._session.checking, name_of(number)
+            step = f"step {checking} is checked and saved" if checking else "this step"
+            what = "the measuring" if measuring else step
             log.warning("%s: ending after %s; %s once more ends at once", name, what, name)
 
 

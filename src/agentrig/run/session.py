@@ -104,6 +104,7 @@ class RunSession:
         self.first_step = self.step = past.step + 1  # step: that is under way; the last one while the run ends
         self.checkpoint, self.resumed = past.checkpoint, resumed
         self.stopping = self.written = False  # written: the summary of a complete run is
+        self.checking = 0  # the step that is audited now
         self.measuring: Literal["", "before", "after"] = ""  # training: a measurement that is no part of a step
         self.enough: Enough | None = None
         self.start = time.perf_counter() - past.spent_s  # of the run, with its earlier parts and nothing between them
@@ -541,7 +542,9 @@ class RunSession:
         self._start_clock()
         if self.stopping and self.plan.run.audit and (self.auditing.due or step < self.first_step + FIRST):
             log.info("checking step %d, then its checkpoint; Ctrl-C once more ends at once, without them", step)
+        self.checking = step if self.plan.run.audit else 0
         self.auditing.end(step, line)
+        self.checking = 0
         if self.plan.run.audit:
             self._step_time["audit"] = self.step_seconds()  # of the next step, which waits for it
         self._name_step_after(step)
