@@ -93,6 +93,9 @@ class RunSettings:
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
 
+JUDGES_NOTHING = ("agentrig", "own")
+"""Distribution and name of the reward that only reads a number: it needs no process of its own."""
+
 RESUME = "agentrig train --resume {run}"
 """Resumes a run."""
 
@@ -463,7 +466,6 @@ class Plan:
         }
 
     def _scorer(self, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
-        from agentrig.plugins.builtin import own
         from agentrig.processes.replaced import left_alone
         from agentrig.runners.scorer import CURE, RewardPlan, Scorer
 
@@ -482,7 +484,7 @@ class Plan:
             budget_s=self.run.reward_budget_s,
             correctness=Correctness(run_at=run_at, reward_at=getattr(component.spec, "correct_at", None)),
             sees_trace=sees_trace,
-            plan=None if reward is own else plan,  # that one judges nothing
+            plan=None if (component.distribution, component.spec.name) == JUDGES_NOTHING else plan,
         )
 
     def agent_plan(self) -> AgentPlan:

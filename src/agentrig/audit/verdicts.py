@@ -8,6 +8,12 @@ from typing import Literal
 
 import attrs
 
+FIRST = 2
+"""So many first steps of a run, or of a resumed one, are audited, whatever it takes."""
+
+SHARE = 0.02
+"""Of the run's time: what the audits of later steps may take."""
+
 LINKS = ("tasks", "text", "distribution", "score", "advantages", "gradient", "weights", "delivery", "held-out")
 """The links between the task set and the model's server, in the order of the data."""
 

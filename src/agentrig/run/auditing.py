@@ -19,7 +19,7 @@ import cattrs
 from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
-from agentrig.audit.verdicts import GIVEN, LINKS, NO_WEIGHTS, UNSEEN, Audited
+from agentrig.audit.verdicts import FIRST, GIVEN, LINKS, NO_WEIGHTS, SHARE, UNSEEN, Audited
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST = 2
-"""So many first steps of a run, or of a resumed one, are audited, whatever it takes."""
-
 LEAST_S = 10.0
 """Seconds of work that the gradient of an audited step may take, or as long as the step took if that is longer."""
 
@@ -51,9 +48,6 @@ VERDICTS = "audit/verdicts-{:05d}.json"
 
 PLAIN = cattrs.Converter(detailed_validation=False)
 """Reads verdicts back; of what is damaged in a file, its error says the first."""
-
-SHARE = 0.02
-"""Of the run's time: what the audits of later steps may take."""
 
 CHANCE = 0.5
 """How likely a step is audited that could be: nothing that happens every so many steps stays out of sight."""

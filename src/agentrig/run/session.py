@@ -18,6 +18,7 @@ import attrs
 
 from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
+from agentrig.audit.verdicts import FIRST
 from agentrig.background import in_background
 from agentrig.correctness import CORRECT_TOLD
 from agentrig.credit import Credit
@@ -32,7 +33,7 @@ from agentrig.plan import Plan, resume_command
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run import guards
-from agentrig.run.auditing import FIRST, Auditing, Rebuilt
+from agentrig.run.auditing import Auditing, Rebuilt
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import FILES, RunDirectory, is_end, table_name
 from agentrig.run.gate import Gate

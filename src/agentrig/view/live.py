@@ -23,10 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
+from agentrig.audit.verdicts import FIRST
 from agentrig.errors import RunFileError
 from agentrig.figures import counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
-from agentrig.run.auditing import FIRST
 from agentrig.run.damage import read_object
 from agentrig.text import amount
 from agentrig.view import figures

@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
+from agentrig.audit.verdicts import FIRST, SHARE
 from agentrig.figures import mean, number, unaudited_s
 from agentrig.observers import RunStart
-from agentrig.run.auditing import FIRST, SHARE
 from agentrig.view.figures import SMOOTHING
 from agentrig.view.reading import dig
 
