@@ -23,6 +23,7 @@ from agentrig import Endpoint, hookimpl
 from agentrig.delivery.proof import Figures
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.plan import Plan
+from agentrig.rollouts import Rollout
 from agentrig.run.resume import resume_plan
 from agentrig.run.session import RunSession
 from agentrig.run.training import train
@@ -202,9 +203,12 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Interrupt:
+        sent = False
+
         @hookimpl
-        def on_step_end(self, event: Any) -> None:
-            if event.step == 1:
+        def on_rollout_end(self, rollout: Rollout) -> None:
+            if rollout.step == 2 and rollout.mode == "train" and not self.sent:
+                self.sent = True
                 os.kill(os.getpid(), signal.SIGINT)
 
     plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2", "run.report_tasks=4", "run.audit=true")
