@@ -410,6 +410,7 @@ if __name__ == "__main__":
     name, budget_s, *does = sys.argv[1:]
     plan = RewardPlan(name=name, config={}, files=(sys.argv[0],), budget_s=float(budget_s))
     judge = Scorer(Harms() if name == "harms" else harm, budget_s=float(budget_s), plan=plan)
+    out = open("found.jsonl", "w")  # what a reward prints would come between the lines of stdout
     def scores(does):
         tasks = [Task(id=f"t{i}", input={}, private={"do": do}) for i, do in enumerate(does)]
         return judge([(task, Outcome(answer="a" * i), Trace(rollout_id="r")) for i, task in enumerate(tasks)])
@@ -417,7 +418,7 @@ if __name__ == "__main__":
     for do in does:
         before, found, after = here(), scores(["", "", do, "", "", ""]), here()
         assert before == after
-        print(json.dumps([[score.value, score.details.get("reason")] for score in found]))
+        print(json.dumps([[score.value, score.details.get("reason")] for score in found]), file=out, flush=True)
     judge.close()
 """
 
@@ -426,9 +427,9 @@ def harmed(folder: Path, *words: str) -> tuple[list[list[list[Any]]], str]:
     """Return the scores of six outcomes for each harm that the third of them does, and what was said."""
     (folder / "harm.py").write_text(HARMS)
     command = [sys.executable, folder / "harm.py", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return [json.loads(found) for found in re.findall(r"\[\[.*", done.stdout)], done.stderr
+    return [json.loads(found) for found in (folder / "found.jsonl").read_text().splitlines()], done.stderr
 
 
 @pytest.mark.parametrize("name", ["harm", "harms"])
