@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from agentrig.processes.ends import forks_ended, note_started, say
-from agentrig.processes.shared import Functions, Shared, umask
-from agentrig.processes.shared import current_folder as current_folder
+from agentrig.processes.shared import Functions, Shared, current_folder, umask
 from agentrig.processes.supervisor import children_of
 
 log = logging.getLogger(__name__)

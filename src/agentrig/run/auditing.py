@@ -98,18 +98,22 @@ class Auditing:
         self._sketch = Sketch(step, whole=self.due)
         return self._sketch
 
+    def takes(self, step: int) -> bool:
+        """Whether a step that ends now will be audited as a whole."""
+        return self._on and (self.due or step < self._sure)
+
     def end(self, step: int, line: Mapping[str, Any]) -> None:
         """Audit a step that is due, or one of the first; of others, look at what costs next to nothing.
 
         Raises:
             RunStopped: A link does not hold.
         """
-        (sketch, due), self._sketch, self.due = (self._sketch, self.due), None, False
+        whole, sketch, self._sketch, self.due = self.takes(step), self._sketch, None, False
         if not self._on:
             return
         from agentrig.audit import auditor  # imports numpy: no run needs it before its first step
 
-        if not due and step >= self._sure:
+        if not whole:
             if self._auditor is not None:
                 self._conclude(self._auditor.audit(step, sketch=sketch, line=line, links=auditor.QUICK))
             return

@@ -18,7 +18,6 @@ import attrs
 
 from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import FIRST
 from agentrig.background import in_background
 from agentrig.correctness import CORRECT_TOLD
 from agentrig.credit import Credit
@@ -541,9 +540,9 @@ class RunSession:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
         self._start_clock()
-        if self.stopping and self.plan.run.audit and (self.auditing.due or step < self.first_step + FIRST):
+        self.checking = step if self.auditing.takes(step) else 0
+        if self.stopping and self.checking:
             log.info("checking step %d, then its checkpoint; Ctrl-C once more ends at once, without them", step)
-        self.checking = step if self.plan.run.audit else 0
         self.auditing.end(step, line)
         self.checking = 0
         if self.plan.run.audit:

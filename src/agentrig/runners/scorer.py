@@ -24,8 +24,9 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure, AgentrigError, place_of
 from agentrig.pools import Job, Result
 from agentrig.processes.ends import forks_ended
-from agentrig.processes.put_back import current_folder, restored
+from agentrig.processes.put_back import restored
 from agentrig.processes.replaced import left_alone
+from agentrig.processes.shared import current_folder
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.pools import ANSWER_S, Worker
