@@ -165,11 +165,12 @@ LENDING = attrs.evolve(POOLED, lends=512)
 
 LENT = {
     ("1.5B", "32x4"): ("pass 4096", "pass 12288", "pass 32768", "pass 49152"),
-    ("3B", "16x8"): ("lent", "layers", "pass 12288", "pass 32768"),
-    ("7B", "32x4"): ("lent", "cache", "pass 8192", "pass 24576"),
+    ("3B", "16x8"): ("lent", "lent", "pass 12288", "pass 32768"),
+    ("7B", "32x4"): ("lent", "lent", "pass 8192", "pass 24576"),
     ("7B", "16x8"): ("refused", "lent", "layers", "pass 16384"),
 }
-"""The same with a server that lends its weights: never where a copy of the learner's own fits, and before sleep."""
+"""The same with a server that lends its weights: not where a copy of the learner's own fits with the whole cache and at
+most half of the layers computed twice; before sleep."""
 
 
 @pytest.mark.parametrize(("model", "rows"), LENT)

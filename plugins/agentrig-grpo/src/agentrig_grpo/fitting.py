@@ -4,8 +4,11 @@ It is arithmetic on sizes. `Fitting.choices` lists what may be chosen, the cheap
 taken:
 
     the largest pass that holds a whole group → layers that compute their activations twice, as few as possible
-    → a smaller key-value cache → with adapters: the server's frozen weights for both → a server that sleeps during
-    updates → the optimizer's moments in host memory → passes that cut groups apart → a message that says what would fit
+    → a smaller key-value cache → a server that sleeps during updates → the optimizer's moments in host memory
+    → passes that cut groups apart → a message that says what would fit
+
+With adapters the server's frozen weights may serve both. That costs less than a smaller cache, or than computing more
+than half of the layers twice, and comes before these.
 
 `agentrig_grpo.planning` measures the device and the model for it.
 """
@@ -265,12 +268,21 @@ class Fitting:
         passes = passes_of(self.config, self.device, self.group)
         whole = [tokens for tokens in passes if tokens >= min(self.group, passes[0])]
         none, *more = self._twice()
-        for beside in self._beside():  # ever smaller passes, and then ever more layers with the smallest
-            for tokens, twice in (*((n, none) for n in whole), *((whole[-1], n) for n in more)):
-                yield Choice(tokens=tokens, recomputed=twice, **beside)
+        ways = [  # ever smaller passes, and then ever more layers with the smallest
+            Choice(tokens=tokens, recomputed=twice, **beside)
+            for beside in self._beside()
+            for tokens, twice in (*((n, none) for n in whole), *((whole[-1], n) for n in more))
+        ]
+        yield from sorted(ways, key=self._lent_when) if any(way.lent for way in ways) else ways
         for tokens in passes[len(whole) :]:
             for beside, twice in product(self._beside(), self._twice()):
                 yield Choice(tokens=tokens, recomputed=twice, **beside)
+
+    def _lent_when(self, way: Choice) -> tuple[bool, int]:
+        """Return a key that sorts lent weights behind what costs less than they do, and before what costs more."""
+        added = way.recomputed - self._twice()[0]
+        cheap = way.cache == 1 and not way.sleeps and added <= self.layers / 2
+        return way.on_host, 1 if way.lent else 0 if cheap else 2
 
     def _twice(self) -> Sequence[int]:
         """Return how many layers may compute their activations twice."""
