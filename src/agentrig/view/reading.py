@@ -293,7 +293,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
             "summary.json is not there, and no process holds run.lock: the run was killed, or this is a copy of a "
-            f"running one. `agentrig train --resume {directory}` goes on after the last step that was saved"
+            f"running one. Go on after the last step that was saved: agentrig train --resume {directory}"
         )
     done = int(number(summary.get("steps")) or 0)
     more = (number(dig(config, "algorithm", "steps")) or 0) > done and not summary.get("solved")
@@ -301,7 +301,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if continued:
         missing.append(
             f"the run went on after step {done} and did not reach the next checkpoint: this is its end after it. "
-            f"`agentrig train --resume {directory}` goes on"
+            f"Go on: agentrig train --resume {directory}"
         )
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
