@@ -127,6 +127,12 @@ def whole_json(text: str) -> Any:
     return whole_characters(values) if may_have else values
 
 
+def check_characters(values: Any, what: str) -> None:
+    """Raise `ValueError` if JSON values have a lone surrogate, in a text or in a key; `what` says whose they are."""
+    if not _is_simple(values) and (half := LONE_SURROGATE.search(json.dumps(values, ensure_ascii=False))):
+        raise ValueError(f"{what} has a lone surrogate, {half[0]!a}, half of a character: no text has one")
+
+
 def names_secret(text: str) -> bool:
     """Return whether a text has the name of a secret in it, as `storable` leaves it."""
     return any(name in text for name in _masks.values())

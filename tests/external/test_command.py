@@ -22,6 +22,7 @@ from agentrig.errors import AgentrigError, ConfigError
 from agentrig.external.command import CommandAgent, remove
 from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
+from agentrig.runners.attempt import run_agent
 from agentrig.settings import structure
 from agentrig.tracing.recording import recording
 
@@ -99,6 +100,15 @@ def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:
     for script, more in ((deep, {}), (f"{deep} > answer.json", {"answer": "file"})):
         kind, message = failure(script, **more)
         assert (kind, "nested too deep: at most 254" in message) == ("bad-answer", True), message
+
+
+@pytest.mark.parametrize("place", ["", " > answer.json"], ids=["stdout", "file"])
+def test_half_of_a_character_is_no_answer_and_is_not_changed_into_one(place: str) -> None:
+    script = rf"""printf '%s' '{{"text": "whole \ud83d\ude00, half \ud800"}}'{place}"""
+    config = CommandConfig(command=script, shell=True, answer="file" if place else "json-line")
+    outcome = run_agent(CommandAgent(config), Job(id="r1", input=INPUT, endpoint=ENDPOINT)).outcome
+    assert (outcome.failure, outcome.answer) == ("bad-answer", None)
+    assert r"its answer has a lone surrogate, '\ud800', half of a character: no text has one" in outcome.message
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")

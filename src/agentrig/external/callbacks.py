@@ -21,7 +21,7 @@ import attrs
 from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import address_of
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, nearest
-from agentrig.text import LONE_SURROGATE, cut, json_fault, json_text
+from agentrig.text import check_characters, cut, json_fault, json_text
 
 if TYPE_CHECKING:
     from agentrig.http_server import Receive, Scope, Send
@@ -54,8 +54,7 @@ def read_answer(value: Any) -> Outcome:
     unknown = [key for key in value if key not in KEYS]
     if unknown:
         raise ValueError(f'an answer has no key "{unknown[0]}".{nearest(str(unknown[0]), KEYS)} {FORM}')
-    if half := LONE_SURROGATE.search(json.dumps(value, ensure_ascii=False)):
-        raise ValueError(f"it has a lone surrogate, {half[0]!a}, half of a character: no text has one")
+    check_characters(value, "it")
     failure, reward = value.get("failure"), value.get("reward")
     if failure is not None:
         kind = isinstance(failure, str) and FAILURE_KIND.fullmatch(failure)
