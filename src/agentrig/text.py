@@ -420,6 +420,25 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"
 
 
+TRACEBACK = "Traceback (most recent call last):"
+"""How Python begins what it writes about an exception that nothing has handled."""
+
+
+def gist(message: str, limit: int) -> str:
+    """Return a message of several lines on one: the first, and what says the cause, which programs write at the end.
+
+    Of a traceback that is the line with the exception, and of other text the last one. Each is cut, to `limit`
+    characters together.
+    """
+    first, *rest = [line for line in message.splitlines() if re.search(r"\w", line)] or [""]
+    if not rest:
+        return cut(first.strip(), limit)
+    places = [n for n, line in enumerate(rest) if line.startswith('  File "')]
+    after = rest[places[-1] + 1 :] if places else []
+    cause = next((line for line in after if not line.startswith(" ")), rest[-1])
+    return f"{cut(first.removesuffix(TRACEBACK).strip(), limit // 2)} … {cut(cause.strip(), limit // 2)}"
+
+
 def amount(n: int | str, noun: str) -> str:
     """Return a number of things: `1 step`, `2 steps`; `n` may be a number as text, such as `1 234`."""
     return f"{n} {noun}" if str(n) == "1" else f"{n} {noun}s"
