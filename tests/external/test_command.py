@@ -123,8 +123,10 @@ def test_the_answer_is_posted_and_the_program_then_ends_soon(monkeypatch: pytest
         "why",
     )
     assert failure(post + """post '{"answr": 1}'""", answer="callback")[0] == "no-answer"
-    twice = post + """post '{"answer": 1}'; post '{"answer": 2}'"""
+    twice = post + """post '{"answer": 1}'; post '{"answer": 2}' >&2"""
     assert failure(twice, answer="callback")[0] == "answered-twice"
+    told = failure(f"{twice}; exit 8", answer="callback")[1]
+    assert "with two that differ it fails (answered-twice)" in told, "what the second answer was told"
 
 
 def test_exit_codes_are_failure_kinds_by_a_table() -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 BODY_LIMIT = 16 << 20
 """Most bytes of a request's body."""
 
+NO_SETTING = "no setting raises it: a run takes no answer of more than 10,000,000 characters"
+"""What the refusal of a longer one says: it is `agentrig.runners.attempt.ANSWER_LIMIT`."""
+
 MOST = 1024
 """Most connections, and most rollouts that have ended whose answer is still known."""
 
@@ -41,6 +44,9 @@ FORM = (
 
 ANOTHER = 409, {"error": "the rollout has another answer already; only the first one counts"}
 """The reply to a second answer that differs from the first."""
+
+FAILED_BY_IT = 409, {"error": "the rollout has another answer already; with two that differ it fails (answered-twice)"}
+"""The same, to a program of which a second answer is a fault."""
 
 
 def read_answer(value: Any) -> Outcome:
@@ -100,6 +106,7 @@ class Callback:
         listener: Where it listens; None for this process's listener on loopback.
         path: The address's path; empty for one of the rollout's and the attempt's.
         key: The key; empty for a new one.
+        one_answer: Whether the rollout fails with a second answer that differs, as its sender is then told.
 
     Attributes:
         url: Where the answer is to be posted.
@@ -109,7 +116,14 @@ class Callback:
     """
 
     def __init__(
-        self, rollout_id: str, *, attempt: int = 1, listener: Listener | None = None, path: str = "", key: str = ""
+        self,
+        rollout_id: str,
+        *,
+        attempt: int = 1,
+        listener: Listener | None = None,
+        path: str = "",
+        key: str = "",
+        one_answer: bool = False,
     ) -> None:
         self._first: Future[Outcome] = Future()
         self._listener = listener or Listener.shared()
@@ -118,6 +132,7 @@ class Callback:
         self._listener.open(self._path, self)
         self.refused = ""
         self.repeated = 0
+        self._another = FAILED_BY_IT if one_answer else ANOTHER
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """Return the answer as soon as it is here, or None after so many seconds."""
@@ -157,7 +172,7 @@ class Callback:
         except InvalidStateError:
             if answer != self._first.result():
                 self.repeated += 1
-                return ANOTHER
+                return self._another
         return 200, {"accepted": True}
 
 
@@ -201,7 +216,7 @@ class Listener:
         self.url = address_of(host, port, name)
         self._open: dict[str, Callback] = {}
         self._ended: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # the key, and the digest of the answer
-        app = Access(self._app, self._admit, host=host, port=port, name=name, limit=BODY_LIMIT)
+        app = Access(self._app, self._admit, host=host, port=port, name=name, limit=BODY_LIMIT, setting=NO_SETTING)
         self._server = ServerThread(app, listener, "callbacks", most=MOST)
 
     @classmethod
