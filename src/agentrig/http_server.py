@@ -66,7 +66,7 @@ async def read_body(receive: Receive, limit: int, headers: Mapping[str, str], *,
         receive: ASGI's.
         limit: Most bytes.
         headers: The request's, names in lower case.
-        setting: The key of a run that sets the limit, for the message.
+        setting: The key of a run that sets the limit, or that there is none, for the message.
 
     Raises:
         Refused: It has more bytes than the limit; up to `DRAINED` of them are read, none if the client waits for
@@ -159,6 +159,7 @@ class Access:
         port: Its port.
         name: A further name by which clients reach the host.
         limit: Most bytes of a body, or what returns them; the application gets it complete. None leaves it to `app`.
+        setting: As in `read_body`.
         form: See `Form`.
         challenge: What a refusal with status 401 asks for.
     """
@@ -172,11 +173,12 @@ class Access:
         port: int,
         name: str = "",
         limit: int | Callable[[Scope], int | None] | None = None,
+        setting: str = "",
         form: Form = lambda refused, scope: {"error": str(refused)},
         challenge: str = "Bearer",
     ) -> None:
         self._app, self._admit, self._port, self._limit, self._form = app, admit, port, limit, form
-        self._challenge = challenge
+        self._setting, self._challenge = setting, challenge
         self._any, self._machine = host in ANY_HOST, "" if is_loopback(host) else socket.gethostname().lower()
         self._names = {word.lower() for word in (host, name, "localhost", "127.0.0.1", "::1", self._machine) if word}
 
@@ -197,7 +199,7 @@ class Access:
         try:
             limit = self._limit(scope) if callable(self._limit) else self._limit
             if limit is not None:
-                body = await read_body(receive, limit, _headers(scope))
+                body = await read_body(receive, limit, _headers(scope), setting=self._setting)
                 if body is None:
                     return  # the client has gone
                 receive = replayed(body, receive)

@@ -127,6 +127,12 @@ def whole_json(text: str) -> Any:
     return whole_characters(values) if may_have else values
 
 
+def check_characters(values: Any, what: str) -> None:
+    """Raise `ValueError` if JSON values have a lone surrogate, in a text or in a key; `what` says whose they are."""
+    if not _is_simple(values) and (half := LONE_SURROGATE.search(json.dumps(values, ensure_ascii=False))):
+        raise ValueError(f"{what} has a lone surrogate, {half[0]!a}, half of a character: no text has one")
+
+
 def names_secret(text: str) -> bool:
     """Return whether a text has the name of a secret in it, as `storable` leaves it."""
     return any(name in text for name in _masks.values())
@@ -412,6 +418,25 @@ def account_of(error: BaseException, *, installed: bool = False) -> str:
 def cut(text: str, limit: int) -> str:
     """Return text cut to a number of characters, with a note if it was cut."""
     return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"
+
+
+TRACEBACK = "Traceback (most recent call last):"
+"""How Python begins what it writes about an exception that nothing has handled."""
+
+
+def gist(message: str, limit: int) -> str:
+    """Return a message of several lines on one: the first, and what says the cause, which programs write at the end.
+
+    Of a traceback that is the line with the exception, and of other text the last one. Each is cut, to `limit`
+    characters together.
+    """
+    first, *rest = [line for line in message.splitlines() if re.search(r"\w", line)] or [""]
+    if not rest:
+        return cut(first.strip(), limit)
+    places = [n for n, line in enumerate(rest) if line.startswith('  File "')]
+    after = rest[places[-1] + 1 :] if places else []
+    cause = next((line for line in after if not line.startswith(" ")), rest[-1])
+    return f"{cut(first.removesuffix(TRACEBACK).strip(), limit // 2)} … {cut(cause.strip(), limit // 2)}"
 
 
 def amount(n: int | str, noun: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import attrs
 import orjson
 
-from agentrig.text import json_text, whole_characters
+from agentrig.text import json_text
 
 LLM_CALL = "openai.chat.completion"
 """Span name of an LLM call. Its attributes: `request` and `response` (the JSON bodies),
@@ -229,14 +229,14 @@ def message_digest(messages: Any) -> str | None:
 
 
 def value_digest(value: Any) -> str | None:
-    """Return a digest of plain data as JSON holds it, with U+FFFD for lone surrogates; None if it can't be compared."""
+    """Return a digest of plain data as JSON holds it; None if it can't be compared."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         value = dict(value)
     own = isinstance(value, dict) and type(value) is not dict  # its own methods say what JSON holds of it
     found = None if own else message_digest(value)
-    if found is None:  # tuples with names, numbers of numpy, lone surrogates
+    if found is None:  # tuples with names, numbers of numpy, halves of characters
         try:
-            found = message_digest(whole_characters(json.loads(json.dumps(value))))  # which joins halves of a pair
+            found = message_digest(json.loads(json.dumps(value)))  # which joins halves of a pair
         except Exception:  # a dict's or list's own methods may raise anything
             return None
     return found

@@ -61,9 +61,9 @@ AGENTS: dict[str, Any] = {
     "numbers": lambda given, endpoint: [1.0, 1, -0.0, 1e22, 0.1 + 0.2, 2**63, True],
     "a number of 71 bits": lambda given, endpoint: 2**70,
     "a number of numpy": lambda given, endpoint: np.float64(1.0),
-    "a lone surrogate": lambda given, endpoint: {"half \ud800": "of \udfff"},
+    "halves of a character": lambda given, endpoint: {"both \ud83d\ude00": "of \ud83d\ude00"},
     "a secret": lambda given, endpoint: f"the key is {SECRET}",
-    "a secret and a lone surrogate": lambda given, endpoint: f"the key is {SECRET}\ud800",
+    "a secret and halves of a character": lambda given, endpoint: f"the key is {SECRET}\ud83d\ude00",
     "a dict with items of its own": lambda given, endpoint: OtherItems(k="v"),
     "changes its input": changing,
     "judged": lambda given, endpoint: Judged(answer={"x": 1.0}, reward=0.5),
@@ -73,7 +73,7 @@ AGENTS: dict[str, Any] = {
 }
 
 
-UNCOMPARED = ("a number of 71 bits", "a secret", "a secret and a lone surrogate")
+UNCOMPARED = ("a number of 71 bits", "a secret", "a secret and halves of a character")
 
 
 def recorded(agent: Any, folder: Path, *, given: Any = None, change: Callable[[Rollout], Rollout] | None = None) -> Row:
@@ -150,6 +150,6 @@ def test_a_rollout_that_its_run_refused_has_no_other_answer(tmp_path: Path) -> N
 
 def test_stored_rollouts_keep_the_digests_when_they_are_stored_again(tmp_path: Path) -> None:
     kept: list[Rollout] = []
-    recorded(AGENTS["a lone surrogate"], tmp_path, change=lambda r: (kept.append(r), r)[1])
+    recorded(AGENTS["halves of a character"], tmp_path, change=lambda r: (kept.append(r), r)[1])
     again = rollout_of(row_of(rollout_of(row_of(kept[0]))))
     assert {GIVEN, RETURNED} <= again.trace.spans[0].attributes.keys()

@@ -13,6 +13,7 @@ import pytest
 from agentrig.agents import Judged, Outcome
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.external.callbacks import Callback, Listener, read_answer, returned
+from agentrig.runners.attempt import ANSWER_LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,10 @@ def test_the_first_answer_counts_the_same_again_is_no_error_and_another_is_refus
     assert post(callback, {"answer": [1, "é"], "reward": 1.0}) == (200, {"accepted": True})
     assert post(callback, {"answer": 1})[0] == 409
     assert post(callback, {"answer": [1, "é"], "reward": 1.0}, Authorization="Bearer other")[0] == 401
+    with Callback("r2", listener=here, one_answer=True) as strict:
+        assert post(strict, {"answer": 1})[0] == 200
+        status, reply = post(strict, {"answer": 2})
+        assert (status, reply["error"].partition("; ")[2]) == (409, "with two that differ it fails (answered-twice)")
     with Callback("r1", listener=here) as again:
         assert post(callback, {"answer": 1})[0] == 401  # another rollout is under way there
     assert post(again, {"answer": 1})[0] == 410
@@ -73,7 +78,10 @@ def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener) -> Non
         assert post(callback, {"anwser": 1})[1]["error"].startswith(
             'an answer has no key "anwser". Did you mean "answer"?'
         )
-        assert post(callback, b'"' + b"x" * (16 << 20) + b'"')[0] == 413
+        status, reply = post(callback, b'"' + b"x" * (16 << 20) + b'"')
+        assert status == 413
+        assert "longer than the 16 MiB that this server takes (no setting raises it: a run takes no" in reply["error"]
+        assert f"more than {ANSWER_LIMIT:,} characters)" in reply["error"]
         assert "anwser" in callback.refused
         assert callback.arrived is None
         assert post(callback, {"failure": "no-key", "message": "the search refused"})[0] == 200

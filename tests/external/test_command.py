@@ -22,6 +22,7 @@ from agentrig.errors import AgentrigError, ConfigError
 from agentrig.external.command import CommandAgent, remove
 from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
+from agentrig.runners.attempt import run_agent
 from agentrig.settings import structure
 from agentrig.tracing.recording import recording
 
@@ -101,6 +102,15 @@ def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:
         assert (kind, "nested too deep: at most 254" in message) == ("bad-answer", True), message
 
 
+@pytest.mark.parametrize("place", ["", " > answer.json"], ids=["stdout", "file"])
+def test_half_of_a_character_is_no_answer_and_is_not_changed_into_one(place: str) -> None:
+    script = rf"""printf '%s' '{{"text": "whole \ud83d\ude00, half \ud800"}}'{place}"""
+    config = CommandConfig(command=script, shell=True, answer="file" if place else "json-line")
+    outcome = run_agent(CommandAgent(config), Job(id="r1", input=INPUT, endpoint=ENDPOINT)).outcome
+    assert (outcome.failure, outcome.answer) == ("bad-answer", None)
+    assert r"its answer has a lone surrogate, '\ud800', half of a character: no text has one" in outcome.message
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
 def test_the_answer_is_posted_and_the_program_then_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrig.external.running.LINGER_S", 0.2)
@@ -113,8 +123,10 @@ def test_the_answer_is_posted_and_the_program_then_ends_soon(monkeypatch: pytest
         "why",
     )
     assert failure(post + """post '{"answr": 1}'""", answer="callback")[0] == "no-answer"
-    twice = post + """post '{"answer": 1}'; post '{"answer": 2}'"""
+    twice = post + """post '{"answer": 1}'; post '{"answer": 2}' >&2"""
     assert failure(twice, answer="callback")[0] == "answered-twice"
+    told = failure(f"{twice}; exit 8", answer="callback")[1]
+    assert "with two that differ it fails (answered-twice)" in told, "what the second answer was told"
 
 
 def test_exit_codes_are_failure_kinds_by_a_table() -> None:

@@ -233,6 +233,9 @@ FAULTS = {
     ),
     "sends HTML": (says(b"<html>ok</html>"), {}, "bad-reply", "<html>ok</html>", 1),
     "sends another object": (says({"result": 4}), {}, "bad-reply", 'an answer has no key "result"', 1),
+    "sends half of a character": (
+        says(rb'{"answer": "\ud800"}'), {}, "bad-reply", r"it has a lone surrogate, '\ud800', half of a character", 1,
+    ),
     "sends nothing": (says(b"", 204), {}, "bad-reply", "answers 204", 1),
     "sends broken gzip": (
         says(b"no gzip", **{"content-encoding": "gzip"}), {}, "bad-reply", "cannot be decoded", 1,

@@ -461,14 +461,26 @@ from agentrig.plugins import loading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 loading.SLOW_S = 0.5
 others = [p.name for p in entry_points(group="agentrig") if not p.name.startswith("toy-")]  # they may take longer
-loading.load(block=others)"""
+loading.load(block=others, files=sys.argv[1:])"""
 
 
-def test_a_plugin_that_hangs_shows_where_and_ctrl_c_names_it(site: Path) -> None:
+@pytest.mark.parametrize(
+    ("named", "told", "cure"),
+    [
+        (False, "; AGENTRIG_BLOCK=toy-sleep leaves it out\n", "; AGENTRIG_BLOCK=toy-sleep leaves it out\n"),
+        (True, "; Ctrl-C ends it\n", "\n"),
+    ],
+    ids=["installed", "a file that the command names"],
+)
+def test_a_plugin_that_hangs_shows_where_and_ctrl_c_names_it(site: Path, named: bool, told: str, cure: str) -> None:
     """One line says so, once; the command goes on waiting, for the plugin may only be slow."""
-    install(site, "toy-sleep", "import time\n\ntime.sleep(600)\n")
+    hangs, file = "import time\n\ntime.sleep(600)\n", site / "toy_sleep.py"
+    if named:
+        file.write_text(hangs)
+    else:
+        install(site, "toy-sleep", hangs)
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    command = [sys.executable, "-c", HANGS]
+    command = [sys.executable, "-c", HANGS, *([str(file)] if named else [])]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stderr is not None
@@ -478,14 +490,9 @@ def test_a_plugin_that_hangs_shows_where_and_ctrl_c_names_it(site: Path) -> None
             rest = child.stderr.read()
         finally:
             child.kill()
-    assert line == (
-        f"still importing plugin toy-sleep (toy_sleep) after 0.5 s, now at {site}/toy_sleep.py:3; "
-        "AGENTRIG_BLOCK=toy-sleep leaves it out\n"
-    )
-    assert (
-        "KeyboardInterrupt: interrupted while plugin toy-sleep was loading (toy_sleep.py:3 in <module>); "
-        "AGENTRIG_BLOCK=toy-sleep leaves it out"
-    ) in rest
+    name, origin = ("toy_sleep", file) if named else ("toy-sleep", "toy_sleep")
+    assert line == f"still importing plugin {name} ({origin}) after 0.5 s, now at {file}:3{told}"
+    assert f"KeyboardInterrupt: interrupted while plugin {name} was loading (toy_sleep.py:3 in <module>){cure}" in rest
 
 
 @pytest.mark.slow

@@ -186,6 +186,23 @@ def test_a_resumed_run_reports_what_has_changed(tmp_path: Path, toy_file: str) -
     assert manifest_changes({}, after) == []
 
 
+def test_a_resume_with_other_tasks_says_which_setting_asks_for_them(toy_plan: Callable[..., Plan]) -> None:
+    def facts(n: int, *settings: str) -> dict[str, Any]:
+        plan = toy_plan(*settings)
+        tasks = [Task(id=str(i), input={"i": i}) for i in range(n)]
+        return manifest(plan, plan.build("hardware"), {"report": ("test", tasks)})
+
+    changed = "the report tasks (split test) have changed since this run started"
+    before = facts(8, "run.report_tasks=8")
+    assert manifest_changes(before, facts(4, "run.report_tasks=4")) == [
+        f"{changed}: run.report_tasks is 4 now and was 8"
+    ]
+    assert manifest_changes(before, facts(4, "run.report_tasks=4", 'run.report="test"')) == [
+        f"{changed}: run.report is 'test' now and was ''; run.report_tasks is 4 now and was 8"
+    ]
+    assert manifest_changes(before, facts(7, "run.report_tasks=8")) == [changed]
+
+
 @pytest.mark.parametrize("at", ["_make_folders", "lock", "write_json", "starting"])
 def test_a_signal_in_the_start_leaves_no_directory(
     toy_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import attrs
@@ -27,7 +29,7 @@ from agentrig.run.guards import (
     warn_of_overpaid,
     warn_of_sampling,
 )
-from agentrig.run.metrics import count_failures, count_nodes, reason_of
+from agentrig.run.metrics import count_failures, count_nodes, reason_of, warn_of_new_failures
 from agentrig.traces import LLM_CALL, SERVER, Trace
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
@@ -50,6 +52,28 @@ def test_the_failure_limit(failed: int, stops: bool) -> None:
     message = str(caught.value)
     assert f"step 4: {failed} of 8 train rollouts failed (limit 25%, run.failure_limit)" in message
     assert f"{failed} x llm-error: for example HTTP 503" in message
+
+
+PROGRAMS = {
+    "raises": ("def f():\n    raise OSError(28, 'No space left')\nf()", " … OSError: [Errno 28] No space left"),
+    "raises again": ("try:\n    1 / 0\nexcept Exception:\n    raise KeyError('x')", " … KeyError: 'x'"),
+    "two lines": ("raise ValueError('2 fields are missing\\nsee the manual')", " … ValueError: 2 fields are missing"),
+    "says": ("import sys\nsys.exit('warming up\\n\\nthere is no key\\n---')", " warming up … there is no key"),
+    "one line": ("import sys\nsys.exit('there is no key')", " there is no key"),
+}
+"""A program, and how the warning of its failure ends."""
+
+
+@pytest.mark.parametrize(("program", "end"), PROGRAMS.values(), ids=PROGRAMS)
+def test_the_first_failure_of_a_kind_is_told_on_one_line_with_what_says_the_cause(
+    program: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    said = f"AgentFailure: the program ended with exit code 1; the end of its stderr: {done.stderr.strip()}"
+    rollouts = [rollout(), rollout(failure="agent-error", message=said)]
+    warn_of_new_failures(rollouts, (), step=1, mode="train")
+    told = "step 1: 1 of 2 train rollouts failed (agent-error), for example at task t: "
+    assert caplog.messages == [f"{told}AgentFailure: the program ended with exit code 1; the end of its stderr:{end}"]
 
 
 def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:

@@ -537,7 +537,7 @@ def test_rollouts_that_run_ahead_stay_alone_and_end_with_the_run(model: ModelSer
 
 @pytest.mark.slow
 def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: MakePlan, tmp_path: Path) -> None:
-    """A lone surrogate, which UTF-8 cannot encode, in answers, messages, spans and a score's details."""
+    """A lone surrogate, which UTF-8 cannot encode, in answers, which then are none, and in a score's details."""
     import pandas as pd
 
     plan = toy_plan(
@@ -549,11 +549,9 @@ def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: M
     )
     summary = train(plan)
     assert summary["steps"] == 2
-    assert summary["failures"] == {}
+    assert set(summary["failures"]) == {"bad-answer"}
     files = sorted((tmp_path / "runs" / "toy" / "rollouts").glob("train-*.parquet"))
     rows = pd.concat([pd.read_parquet(f) for f in files])
-    answers = [json.loads(a) for a in rows["answer"]]
-    assert {"half \ufffd": ["\ufffd", "whole \U0001f600", "é\u2028"]} in answers
     details = {str(json.loads(d)) for d in rows["details"]}
     assert "{'half': '\ufffd'}" in details
     assert any("('a', 1)" in d for d in details)  # values other than JSON are described

@@ -22,9 +22,9 @@ from openai import BadRequestError, OpenAI
 from rollouts import rollout
 
 from agentrig import Task
-from agentrig.cli.commands.warmup import next_step
+from agentrig.cli.commands.warmup import next_step, why_ended
 from agentrig.cli.entry import main
-from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
+from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_of
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.run.auditing import Auditing
@@ -442,6 +442,32 @@ def test_a_warm_up_with_all_labels_does_not_warn_that_it_is_tried_on_training_ta
     assert done.returncode == 0, done.stderr
     assert "so far: 0.0% of 12 labelled tasks" in done.stdout
     assert "WARNING" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_says_that_the_minutes_ended_it(tmp_path: Path) -> None:
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "2", "--minutes", "1e-6"]
+    words += ["--parameters", "6e4", "--tokenizer", "bytes", "--no-measure", "--out", str(tmp_path / "model")]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    said = r"\nthe training ended after 1 of 2 passes, because --minutes 1e-06 was over; .*: --minutes \d+\n"
+    assert re.search(said, result.stdout), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("passes", "ended"),
+    [
+        (22.0, "22 of 22 passes, because no more were asked for (--passes)"),
+        (15.0, "15 of 22 passes, because --minutes 3 was over; for all passes on this machine: --minutes 5"),
+    ],
+)
+def test_whether_the_passes_or_the_minutes_ended_the_training(passes: float, ended: str) -> None:
+    wanted = StartPlan(directory=Path("m"), passes=22.0, minutes=3.0)
+    made = StartingModel(
+        directory=Path("m"), parameters=1, vocabulary=1, context=1, longest=1, longest_reply=1, lr=1e-3, updates=1,
+        passes=passes, wall_s=180.0,
+    )  # fmt: skip
+    assert why_ended(made, wanted) == f"the training ended after {ended}"
 
 
 @pytest.mark.parametrize("model", ["mini", "starter"])

@@ -155,7 +155,8 @@ def test_failures_are_typed(model: ModelServer, start: Start) -> None:
 def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=120.0, threads=2)
     rings = ["ring", "odd-ring", "unsendable-ring"]
-    odd = ["unwritable", "nested", "deep", *rings, "huge", "unsendable", "speechless", "long-kind", "surrogate", ""]
+    texts = ["surrogate", "halves", ""]
+    odd = ["unwritable", "nested", "deep", *rings, "huge", "unsendable", "speechless", "long-kind", *texts]
     before = time.monotonic()
     submit(pool, jobs(model, *odd))
     found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd), timeout_s=60)}
@@ -171,7 +172,8 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
         "unsendable": "agent-error",
         "speechless": "agent-error",
         "long-kind": "agent-error",
-        "surrogate": None,
+        "surrogate": "bad-answer",
+        "halves": None,
         "": None,
     }
     assert "answered with Unwritable: OSError: the rows are gone" in found["unwritable"].message
@@ -184,7 +186,9 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
     assert "Speechless: (its message raised RuntimeError)" in found["speechless"].message
     assert "the plan is missing (its kind 'a very long text" in found["long-kind"].message
     assert "no short name" in found["long-kind"].message
-    assert found["surrogate"].answer == {"half \ufffd": ["\ufffd", "whole \U0001f600", "é\u2028"]}
+    told = r"its answer has a lone surrogate, '\ud800', half of a character: no text has one"
+    assert told in found["surrogate"].message
+    assert found["halves"].answer == ["whole \U0001f600", "é\u2028"]
     assert pool.replaced == 0
 
 

@@ -271,7 +271,8 @@ ODD_ANSWERS = {
     "unsendable": lambda: noted({"rows": [0, lambda: 0]}),
     "speechless": speechless,
     "long-kind": long_kind,
-    "surrogate": lambda: {"half \ud800": ["\udfff", "whole \ud83d\ude00", "é\u2028"]},
+    "surrogate": lambda: {"half \ud800": ["\udfff"]},
+    "halves": lambda: ["whole \ud83d\ude00", "é\u2028"],
 }
 
 

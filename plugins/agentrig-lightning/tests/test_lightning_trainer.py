@@ -315,6 +315,16 @@ def test_an_error_about_a_setting_of_verl_has_the_script_s_name_for_it(tmp_path:
     assert "[algorithm]" not in ended.stderr
 
 
+def test_a_setting_that_there_is_not_is_one_of_the_script_as_the_command_names_it(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(LEARNER)
+    words = ["run", "odd.py", "--set", "algorithm.step=3", "--", "fast", "--own"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "agentrig", *words], cwd=tmp_path, capture_output=True, text=True, timeout=250
+    )
+    assert ended.returncode == 1
+    assert '[algorithm] odd-algorithm (file odd.py) has no key "step".' in ended.stderr
+
+
 def test_a_setting_that_somebody_chose_beside_the_script_keeps_its_name() -> None:
     said = f"[algorithm] {LONG}"
     assert in_words_of_script(said, ["max_length"], ["max_length"]) == said

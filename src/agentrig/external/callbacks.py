@@ -21,13 +21,16 @@ import attrs
 from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import address_of
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, nearest
-from agentrig.text import LONE_SURROGATE, cut, json_fault, json_text
+from agentrig.text import check_characters, cut, json_fault, json_text
 
 if TYPE_CHECKING:
     from agentrig.http_server import Receive, Scope, Send
 
 BODY_LIMIT = 16 << 20
 """Most bytes of a request's body."""
+
+NO_SETTING = "no setting raises it: a run takes no answer of more than 10,000,000 characters"
+"""What the refusal of a longer one says: it is `agentrig.runners.attempt.ANSWER_LIMIT`."""
 
 MOST = 1024
 """Most connections, and most rollouts that have ended whose answer is still known."""
@@ -42,6 +45,9 @@ FORM = (
 ANOTHER = 409, {"error": "the rollout has another answer already; only the first one counts"}
 """The reply to a second answer that differs from the first."""
 
+FAILED_BY_IT = 409, {"error": "the rollout has another answer already; with two that differ it fails (answered-twice)"}
+"""The same, to a program of which a second answer is a fault."""
+
 
 def read_answer(value: Any) -> Outcome:
     """Return the outcome that an agent outside of the runner states, as a JSON value.
@@ -54,8 +60,7 @@ def read_answer(value: Any) -> Outcome:
     unknown = [key for key in value if key not in KEYS]
     if unknown:
         raise ValueError(f'an answer has no key "{unknown[0]}".{nearest(str(unknown[0]), KEYS)} {FORM}')
-    if half := LONE_SURROGATE.search(json.dumps(value, ensure_ascii=False)):
-        raise ValueError(f"it has a lone surrogate, {half[0]!a}, half of a character: no text has one")
+    check_characters(value, "it")
     failure, reward = value.get("failure"), value.get("reward")
     if failure is not None:
         kind = isinstance(failure, str) and FAILURE_KIND.fullmatch(failure)
@@ -101,6 +106,7 @@ class Callback:
         listener: Where it listens; None for this process's listener on loopback.
         path: The address's path; empty for one of the rollout's and the attempt's.
         key: The key; empty for a new one.
+        one_answer: Whether the rollout fails with a second answer that differs, as its sender is then told.
 
     Attributes:
         url: Where the answer is to be posted.
@@ -110,7 +116,14 @@ class Callback:
     """
 
     def __init__(
-        self, rollout_id: str, *, attempt: int = 1, listener: Listener | None = None, path: str = "", key: str = ""
+        self,
+        rollout_id: str,
+        *,
+        attempt: int = 1,
+        listener: Listener | None = None,
+        path: str = "",
+        key: str = "",
+        one_answer: bool = False,
     ) -> None:
         self._first: Future[Outcome] = Future()
         self._listener = listener or Listener.shared()
@@ -119,6 +132,7 @@ class Callback:
         self._listener.open(self._path, self)
         self.refused = ""
         self.repeated = 0
+        self._another = FAILED_BY_IT if one_answer else ANOTHER
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """Return the answer as soon as it is here, or None after so many seconds."""
@@ -158,7 +172,7 @@ class Callback:
         except InvalidStateError:
             if answer != self._first.result():
                 self.repeated += 1
-                return ANOTHER
+                return self._another
         return 200, {"accepted": True}
 
 
@@ -202,7 +216,7 @@ class Listener:
         self.url = address_of(host, port, name)
         self._open: dict[str, Callback] = {}
         self._ended: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # the key, and the digest of the answer
-        app = Access(self._app, self._admit, host=host, port=port, name=name, limit=BODY_LIMIT)
+        app = Access(self._app, self._admit, host=host, port=port, name=name, limit=BODY_LIMIT, setting=NO_SETTING)
         self._server = ServerThread(app, listener, "callbacks", most=MOST)
 
     @classmethod

@@ -108,7 +108,9 @@ class CommandAgent:
     def _callback(self, job: Job) -> Callback:
         from agentrig.external.callbacks import Callback
 
-        return self._make_callback(job) if self._make_callback else Callback(job.id, attempt=job.attempt)
+        if self._make_callback:
+            return self._make_callback(job)
+        return Callback(job.id, attempt=job.attempt, one_answer=True)
 
     def _variables(self, job: Job, folder: Path) -> dict[str, str]:
         """Return the variables that the agent sets."""

@@ -38,6 +38,9 @@ FIRST = ("core", "lightning")
 SLOW_S = 30.0
 """Seconds after which a line says, once, where a plugin is that is still loading."""
 
+ENDS_IT = "; Ctrl-C ends it"
+"""What such a line says at its end where nothing else helps."""
+
 OWN = re.compile(r"agentrig_(?!file_)")
 """How the modules of agentrig's own plugins begin; other packages don't take these names."""
 
@@ -63,19 +66,20 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         if plugin.name in blocked or plugin.distribution in blocked:
             plugins.append(attrs.evolve(plugin, status="blocked"))
             continue
-        begun, leave_out = time.monotonic(), f"; {BLOCK_VARIABLE}={plugin.name} leaves it out"
+        begun, in_file = time.monotonic(), plugin.distribution == "file"
+        leave_out = "" if in_file else f"; {BLOCK_VARIABLE}={plugin.name} leaves it out"  # a file is asked for
         try:
             who = f"plugin {plugin.name} ({plugin.origin})"
             own = plugin.distribution.partition("-")[0] == "agentrig"
             watched = nullcontext() if own else told_if_replaced(who)
-            with told_if_slow(f"importing {who}", leave_out), put_back(who, processes=True), watched:
+            with told_if_slow(f"importing {who}", leave_out or ENDS_IT), put_back(who, processes=True), watched:
                 plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             text = str(error) if isinstance(error, PluginError) else words_of(error) + place_of(error, installed=True)
             text += f": {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
             text += _disagreement(plugin.origin, error)
-            if strict or plugin.distribution == "file":
-                about = plugin.source if plugin.distribution == "file" else f"{plugin.source}, {plugin.origin}"
+            if strict or in_file:
+                about = plugin.source if in_file else f"{plugin.source}, {plugin.origin}"
                 raise PluginError(f"plugin {plugin.name} ({about}) failed to load: {text}") from error
             log.debug("plugin %s failed to load", plugin.name, exc_info=True)
             plugins.append(attrs.evolve(plugin, status="failed", error=text))
@@ -88,7 +92,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
 
 
 @contextmanager
-def told_if_slow(what: str, cure: str = "; Ctrl-C ends it", after_s: float | None = None) -> Iterator[None]:
+def told_if_slow(what: str, cure: str = ENDS_IT, after_s: float | None = None) -> Iterator[None]:
     """Log that code of a plugin takes long; it goes on.
 
     After `after_s` a line says how long it has taken. After `SLOW_S` a warning says where it is, but for a plugin of

@@ -92,7 +92,8 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     for role, now in after["data"].items():
         was = before.get("data", {}).get(role, now)
         if was["fingerprint"] != now["fingerprint"]:
-            changes.append(f"the {role} tasks (split {now['split']}) have changed since this run started")
+            asked = _asked_for(role, *(each.get("config", {}).get("run", {}) for each in (before, after)))
+            changes.append(f"the {role} tasks (split {now['split']}) have changed since this run started{asked}")
     versions = {kind: c["version"] for kind, c in before.get("components", {}).items()}
     for kind, c in after["components"].items():
         if versions.get(kind, c["version"]) != c["version"]:
@@ -105,6 +106,13 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     if hardware != after["hardware"]["name"]:
         changes.append(f"this run started on {hardware} and continues on {after['hardware']['name']}")
     return changes
+
+
+def _asked_for(role: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return which settings of a resume choose other tasks for a role than those of its start; '' if none does."""
+    keys = [key for key in (role, f"{role}_tasks") if key in before and before[key] != now[key]]
+    told = "; ".join(f"run.{key} is {now[key]!r} now and was {before[key]!r}" for key in keys)
+    return f": {told}" if told else ""
 
 
 def agentrig_version() -> str | None:

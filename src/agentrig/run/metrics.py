@@ -12,7 +12,7 @@ from agentrig.algorithms import Measurement
 from agentrig.figures import mean
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout, mode_name
-from agentrig.text import cut, storable
+from agentrig.text import cut, gist, storable
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ def warn_of_new_failures(rollouts: Sequence[Rollout], known: Collection[str], *,
     failed = [r for r in rollouts if r.failure is not None and r.failure not in known]
     first = {r.failure: r for r in reversed(failed)}
     for kind, count in count_failures(failed).items():
-        why = next(iter(reason_of(first[kind]).strip().splitlines()), "")
+        why = gist(storable(reason_of(first[kind])), 500)
         log.warning(
             "step %d: %d of %d %s rollouts failed (%s), for example at task %s: %s",
-            *(step, count, len(rollouts), mode_name(mode), kind, first[kind].task.id, cut(storable(why), 500)),
+            *(step, count, len(rollouts), mode_name(mode), kind, first[kind].task.id, why),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import math
 import threading
@@ -24,7 +25,7 @@ from agentrig.processes.put_back import restored, restored_since, tell
 from agentrig.processes.shared import CURE, SharedByRollouts
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
-from agentrig.text import cut, masked, plain_json, storable, whole_json, words_of
+from agentrig.text import check_characters, cut, masked, plain_json, storable, words_of
 from agentrig.traces import GIVEN, RETURNED, Trace, value_digest
 
 if TYPE_CHECKING:
@@ -167,16 +168,18 @@ def _answer_of(error: BaseException, message: str) -> str:
 
 
 def json_values(answer: Any) -> Any:
-    """Return an answer as the JSON values that the reward gets; lone surrogates become U+FFFD.
+    """Return an answer as the JSON values that the reward gets; two halves of a character, side by side, become it.
 
     Raises:
-        AgentFailure: It is no plain data, too long, or nested too deep; the kind is `bad-answer`.
+        AgentFailure: It is no plain data, too long, nested too deep, or has a lone surrogate; the kind is `bad-answer`.
     """
     try:
         text = plain_json(answer, "its answer", strict=True)
         if len(text) > ANSWER_LIMIT:
             raise ValueError(f"its answer has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
-        return whole_json(text)
+        values = json.loads(text)
+        check_characters(values, "its answer")
+        return values
     except ValueError as error:
         raise AgentFailure(str(error), kind="bad-answer") from None
     except Exception as error:  # a dict's or list's own methods may raise anything

@@ -267,7 +267,8 @@ class Trainer(LightningTrainer):
                     plan.registry.add_observer(display or LiveDisplay(), "display")
                 run(plan, resume=resumed)
             except ConfigError as error:
-                raise ConfigError(self._in_own_words(str(error), used["algorithm"])) from error
+                message = str(error).replace(str(file), sys.argv[0])  # what is in it is the script's
+                raise ConfigError(self._in_own_words(message, used["algorithm"])) from error
 
     def _in_own_words(self, message: str, keys: Collection[str]) -> str:
         """Return an error of a run in the names of the script, with the cures as options of `agentrig run`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -185,6 +186,15 @@ def next_step(done: Mapping[str, Any], given: str) -> str:
     )
 
 
+def why_ended(made: Any, wanted: Any) -> str:
+    """Return whether the passes or the minutes ended the training, and how many minutes all passes would take here."""
+    after = f"the training ended after {made.passes:.4g} of {wanted.passes:g} passes, because"
+    if made.passes >= wanted.passes:
+        return f"{after} no more were asked for (--passes)"
+    all_passes = math.ceil(made.wall_s / 60 * wanted.passes / made.passes + 0.5)  # somewhat more: steps differ
+    return f"{after} --minutes {wanted.minutes:g} was over; for all passes on this machine: --minutes {all_passes}"
+
+
 _PLANNED = ("context", "minutes", "passes", "lr", "tokens_per_batch")
 """Options that go to the plan of the warm-up as they are."""
 
@@ -288,12 +298,9 @@ def _make(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
         f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
     )
-    if until is not None and max(tried, default=0.0) < until:
-        late = f"--minutes {wanted.minutes:g} was over" if made.passes < wanted.passes else "no more were asked for"
-        click.echo(
-            f"no try of the model reached --until {until:g}: the training ended after {made.passes:.4g} of "
-            f"{wanted.passes:g} passes, because {late}"
-        )
+    if until is None or max(tried, default=0.0) < until:  # else it was said when it was reached
+        unreached = "" if until is None else f"no try of the model reached --until {until:g}: "
+        click.echo(f"{unreached}{why_ended(made, wanted)}")
     limit = getattr(settings, "max_tokens", None)
     if limit is not None and limit < made.longest_reply:
         click.echo(
