@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer, scores_of
+from agentrig.runners.scorer import GRACE_S, NOWHERE, NoScores, RewardWorker, Scorer, scores_of
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -611,33 +611,71 @@ def test_a_batch_is_scored_in_one_call() -> None:
     assert reward.calls == 1
 
 
+def endless(items: Sequence[Any]) -> Iterator[Score]:
+    while True:
+        yield Score.ok(1.0)
+
+
+@pytest.mark.parametrize("hostile", [False, True])
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda items: [Score.ok(1.0)], "score_many gave 1 results for 12 items"),
-        (
-            lambda items: [1.0] * 12,
-            "the reward returned float; it must return an agentrig.Score, for example Score.ok(",
-        ),
+        (lambda items: items[1:], "score_many gave {few} results for {items}"),
+        (lambda items: [*items, Score.ok(1.0)], "score_many gave more than {n} results for {items}"),
+        (endless, "score_many gave more than {n} results for {items}"),
         (lambda items: None, "the reward returned NoneType; it must return an agentrig.Score, a list of them from"),
         (lambda items: {"a": Score.ok(1.0)}, "the reward returned dict; it must return an agentrig.Score, a list of"),
         (lambda items: 1 / 0, "the reward raised ZeroDivisionError"),
+        (lambda items: sys.exit("no judge"), "the reward raised SystemExit: no judge"),
     ],
 )
-def test_a_batch_that_goes_wrong_is_invalid(answer: Any, said: str) -> None:
-    scores = Scorer(_Batch(answer), budget_s=5)(ITEMS)
-    assert [s.status for s in scores] == ["invalid"] * 12
-    assert said in scores[0].details["reason"]
+def test_a_batch_without_a_score_for_each_is_judged_one_by_one(answer: Any, said: str, hostile: bool) -> None:
+    """One task among eight stopped a run: the outcomes beside it were invalid too."""
+
+    def judge(items: Sequence[Any]) -> Any:
+        bad = len(items) > 1 or (hostile and items[0][0].id == "3")
+        return answer(items) if bad else [Score.ok(task.private["gold"]) for task, _ in items]
+
+    scorer = Scorer(_Batch(judge), budget_s=5)
+    scores = scorer(ITEMS)
+    wrong = [3] if hostile else []
+    assert [s.value for s in scores] == [None if i in wrong else i for i in range(12)]
+    assert all(said.format(few=0, n=1, items="1 item") in scores[i].details["reason"] for i in wrong)
+    assert said.format(few=11, n=12, items="12 items") in scorer.batch_fault
+    done = run_agent(RewardWorker(_Batch(judge), 5), Job(id="0", input=ITEMS, endpoint=NOWHERE))
+    with pytest.raises(NoScores) as fault:
+        scores_of(done.outcome, len(ITEMS))
+    assert str(fault.value) == scorer.batch_fault
 
 
-def test_a_batch_that_hangs_is_invalid() -> None:
+def test_one_thing_that_is_no_score_among_those_of_a_batch_is_invalid_alone() -> None:
+    def forged(task: Task) -> Any:
+        score = Score.ok(task.private["gold"])
+        object.__setattr__(score, "value", math.nan if task.id == "3" else score.value)
+        return None if task.id == "5" else score
+
+    reward = _Batch(lambda items: (forged(task) for task, _ in items))
+    scores = Scorer(reward, budget_s=5)(ITEMS)
+    assert [s.value for s in scores] == [None if i in (3, 5) else i for i in range(12)]
+    assert "a score's value is nan" in scores[3].details["reason"]
+    assert "the reward returned NoneType" in scores[5].details["reason"]
+    assert reward.calls == 1
+
+
+def test_a_batch_that_hangs_is_judged_one_by_one() -> None:
     release = threading.Event()
+
+    def judge(items: Sequence[Any]) -> Any:
+        if any(task.id == "1" for task, _ in items):
+            release.wait(30)
+        return [Score.ok(1.0)] * len(items)
+
     try:
-        scores = Scorer(_Batch(lambda items: release.wait(30)), budget_s=0.01)(ITEMS)
+        scores = Scorer(_Batch(judge), budget_s=0.2)(ITEMS[:3])
     finally:
         release.set()
-    assert {s.status for s in scores} == {"invalid"}
-    assert "past its budget" in scores[0].details["reason"]
+    assert [s.status for s in scores] == ["ok", "invalid", "ok"]
+    assert "past its budget" in scores[1].details["reason"]
 
 
 @pytest.mark.parametrize("many", [False, True])

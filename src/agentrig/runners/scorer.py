@@ -12,7 +12,8 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
+from itertools import islice
 from time import monotonic  # a reward may replace that of the module
 from typing import Any
 
@@ -87,7 +88,7 @@ class RewardWorker:
         raise TypeError("a reward judges jobs")
 
     def run_job(self, job: Job) -> str:
-        """Judge the outcomes of a job; return their scores' fields as JSON.
+        """Judge the outcomes of a job; return their scores' fields as JSON, or as a text why a batch has none.
 
         Raises:
             AgentFailure: It took too long; the pool judges it again alone, because another outcome may have held it up.
@@ -95,10 +96,13 @@ class RewardWorker:
         items: Sequence[tuple[Any, ...]] = job.input
         many, begun = getattr(self._reward, "score_many", None), monotonic()
         with left_alone("the reward", CURE, tell=log.debug):  # what it replaces must not change how scores are sent
-            if many is not None:
-                scores = score_many(many, items, self._budget_s)
-            else:
-                scores = [score_one(self._reward, item, self._budget_s) for item in items]
+            try:
+                if many is not None:
+                    scores = score_many(many, items, self._budget_s)
+                else:
+                    scores = [score_one(self._reward, item, self._budget_s) for item in items]
+            except NoScores as error:
+                return json_text(str(error))
         if monotonic() - begun > self._budget_s * len(items) + GRACE_S:
             raise AgentFailure(late_words(self._budget_s), kind="deadline")
         return json_text([attrs.asdict(score, recurse=False) for score in scores])
@@ -161,8 +165,10 @@ class RewardPool(Pool):
         closed = closed or threading.Event()
         if together and len(items) > 1:
             (outcome,) = self._outcomes([items], closed)
-            with suppress(NoScores):
+            try:
                 return scores_of(outcome, len(items))
+            except NoScores as error:
+                log.warning("%s", alone_words(len(items), str(error)))
         found = []
         for outcome in self._outcomes([[item] for item in items], closed):
             try:
@@ -257,7 +263,12 @@ def _tasks(jobs: Sequence[Job]) -> str:
 
 
 class NoScores(Exception):
-    """A job of the reward's process gave no scores; the message is the reason."""
+    """A batch, or a job of the reward's process, gave no scores; the message is the reason."""
+
+
+def alone_words(count: int, reason: str) -> str:
+    """Say that a batch of so many outcomes gave no scores, and what becomes of them."""
+    return f"no scores for {amount(count, 'outcome')} at once, and each is judged alone: {reason}"
 
 
 def scores_of(outcome: Outcome, count: int) -> list[Score]:
@@ -276,7 +287,10 @@ def scores_of(outcome: Outcome, count: int) -> list[Score]:
         kind = "" if outcome.failure == "runner-died" else f" ({outcome.failure})"  # no runner of the agent did
         raise NoScores(f"the reward gave no score{kind}: {outcome.message}")
     try:
-        scores = [Score(**fields) for fields in json.loads(outcome.answer)]
+        sent = json.loads(outcome.answer)
+        if isinstance(sent, str):
+            raise NoScores(sent)
+        scores = [Score(**fields) for fields in sent]
     except (TypeError, ValueError) as error:
         raise NoScores(f"the reward's process sent no score: {words_of(error)}") from None
     if len(scores) != count:
@@ -297,6 +311,9 @@ class Scorer:
         correctness: What counts as correct; returned scores have `correct` set.
         sees_trace: Whether the reward is called with the rollout's trace too.
         plan: How its process builds the reward; None to judge in threads of this one.
+
+    Attributes:
+        batch_fault: In threads, why a batch gave no scores at once; '' if each did.
     """
 
     def __init__(
@@ -313,6 +330,7 @@ class Scorer:
         self._pool: RewardPool | None = None
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.correctness = correctness or Correctness()
+        self.batch_fault = ""
         self._reward = reward if plan is None else None  # its process has one: no model is twice in memory
         self._budget_s, self._threads = budget_s, threads
         self._own = bool(getattr(reward, "takes_own_reward", False))
@@ -343,7 +361,7 @@ class Scorer:
         if self._plan is not None:
             return self._in_process(items, self._plan)
         with left_alone("the reward", CURE, folder=self._folder):
-            return self._batch(items) if self._batches else self._each(items)
+            return self._batch(items) if self._batches else self._each(items, partial(score_one, self._reward))
 
     def _in_process(self, items: Sequence[tuple[Any, ...]], plan: RewardPlan) -> list[Score]:
         with self._lock:
@@ -363,7 +381,7 @@ class Scorer:
                 self._pool.close()
                 self._pool = None
 
-    def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+    def _each(self, items: Sequence[tuple[Any, ...]], judge: Callable[[tuple[Any, ...], float], Score]) -> list[Score]:
         """Judge in threads, one outcome in each at a time."""
         scores: list[Score | None] = [None] * len(items)
         started: dict[int, tuple[float, threading.Thread]] = {}
@@ -371,7 +389,6 @@ class Scorer:
         for i in range(len(items)):
             todo.put(i)
         limit, ending = self._budget_s + GRACE_S, threading.Lock()
-        reward: Any = self._reward
 
         def work() -> None:
             while True:
@@ -380,7 +397,7 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = monotonic(), threading.current_thread()
-                score = score_one(reward, items[i], self._budget_s)
+                score = judge(items[i], self._budget_s)
                 with ending:
                     if scores[i] is not None:
                         return  # too late, and this thread may be interrupted
@@ -399,12 +416,35 @@ class Scorer:
         return [s for s in scores if s is not None]
 
     def _batch(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
-        """Judge in a thread, by one call of `score_many`."""
+        """Judge in a thread, by one call of `score_many`; if it gives no scores, each outcome by a call of its own."""
+        reward: Any = self._reward
+
+        def alone(item: tuple[Any, ...], budget_s: float) -> Score:
+            return score_many(reward.score_many, [item], budget_s)[0]
+
+        if len(items) > 1:
+            try:
+                return self._at_once(items)
+            except NoScores as error:
+                self.batch_fault = str(error)
+                log.debug("%s", alone_words(len(items), self.batch_fault))
+        return self._each(items, alone)
+
+    def _at_once(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+        """Judge by one call of `score_many` in a thread.
+
+        Raises:
+            NoScores: It gave none, or took too long.
+        """
         found: list[Score] = []
+        faults: list[NoScores] = []
         reward: Any = self._reward
 
         def work() -> None:
-            found.extend(score_many(reward.score_many, items, self._budget_s))
+            try:
+                found.extend(score_many(reward.score_many, items, self._budget_s))
+            except NoScores as error:
+                faults.append(error)
 
         limit = self._budget_s * len(items) + GRACE_S
         begun, worker = monotonic(), self._thread(work)
@@ -413,9 +453,9 @@ class Scorer:
         if stuck:
             _interrupt(worker)
         if stuck or monotonic() - begun > limit:
-            outcomes = amount(len(items), "outcome")
-            reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {outcomes}"
-            return [Score.invalid(reason)] * len(items)
+            raise NoScores(f"{late_words(self._budget_s)} for each of {amount(len(items), 'outcome')}")
+        if faults:
+            raise faults[0]
         return found
 
     @staticmethod
@@ -451,17 +491,41 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
 
 
 def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budget_s: float) -> list[Score]:
-    """Judge a batch by a reward's `score_many`; whatever it raises or returns is a score for each item."""
+    """Judge a batch by a reward's `score_many`. An item for which it gives something else than a score is `invalid`.
+
+    Raises:
+        NoScores: It raised, or did not give one result for each of several items. That of a single one is `invalid`.
+    """
+
+    def called(given: Sequence[tuple[Any, ...]], budget_s: float) -> Any:
+        found = many(given, budget_s)
+        if isinstance(found, Mapping | str) or not isinstance(found, Iterable):
+            return found
+        return list(islice(found, len(items) + 1))  # a generator may have no end
+
+    fault: Score | None = None
     try:
-        scores = _called(many, [_copied(item) for item in items], budget_s)
-        if isinstance(scores, Mapping | str) or not isinstance(scores, Iterable):
-            return [_no_score(scores, "a list of them from score_many, one for each item")] * len(items)
-        scores = list(scores)
-        if len(scores) != len(items):
-            raise ValueError(f"score_many gave {len(scores)} results for {len(items)} items")
-        return [_sound(score) for score in scores]
+        results = _called(called, [_copied(item) for item in items], budget_s)
+        if not isinstance(results, list):
+            fault = _no_score(results, "a list of them from score_many, one for each item")
+        elif len(results) != len(items):
+            count = f"{len(results)}" if len(results) < len(items) else f"more than {len(items)}"
+            fault = Score.invalid(f"score_many gave {count} results for {amount(len(items), 'item')}")
     except BaseException as error:  # sys.exit too: it would end this thread without a score
-        return [_raised(error)] * len(items)
+        fault = _raised(error)
+    if fault is None:
+        return [_checked(each) for each in results]
+    if len(items) > 1:
+        raise NoScores(fault.details["reason"])
+    return [fault]
+
+
+def _checked(score: Any) -> Score:
+    """Return a plain score of the same fields, or why it is none."""
+    try:
+        return _sound(score)
+    except BaseException as error:
+        return _raised(error)
 
 
 def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
