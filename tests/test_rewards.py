@@ -383,10 +383,12 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
 
 
 HARMS = """
-import ctypes, json, math, os, socket, sys, time, warnings
+import ctypes, json, math, os, socket, sys, threading, time, warnings
 from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
 from agentrig.runners.scorer import RewardPlan, Scorer
 from agentrig.traces import Trace
+
+lock = threading.Lock()
 
 def harm(task, outcome, budget_s):
     exec(task.private["do"], globals(), told := {})
@@ -416,7 +418,8 @@ if __name__ == "__main__":
         return judge([(task, Outcome(answer="a" * i), Trace(rollout_id="r")) for i, task in enumerate(tasks)])
     assert [s.value for s in scores([""])] == [0.0]
     for do in does:
-        before, found, after = here(), scores(["", "", do, "", "", ""]), here()
+        todo = eval(do) if do.startswith("[") else ["", "", do, "", "", ""]
+        before, found, after = here(), scores(todo), here()
         assert before == after
         print(json.dumps([[score.value, score.details.get("reason")] for score in found]), file=out, flush=True)
     judge.close()
@@ -424,7 +427,10 @@ if __name__ == "__main__":
 
 
 def harmed(folder: Path, *words: str) -> tuple[list[list[list[Any]]], str]:
-    """Return the scores of six outcomes for each harm that the third of them does, and what was said."""
+    """Return the scores of six outcomes for each harm that the third of them does, and what was said.
+
+    A harm that is a list has one for each outcome.
+    """
     (folder / "harm.py").write_text(HARMS)
     command = [sys.executable, folder / "harm.py", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
@@ -480,6 +486,29 @@ def test_a_reward_that_holds_the_interpreter_loses_one_score(tmp_path: Path, nam
         assert value is None
         assert reason.startswith("the reward ran past its budget of 1 s")
     assert "the reward's process is killed: task t2 ran past the budget of 1 s (run.reward_budget_s)" in said
+
+
+STOPS = "threading.Timer(0.3, os.kill, (os.getpid(), 19)).start()"
+"""Stops the process by SIGSTOP after the answer has left it."""
+
+
+def test_an_outcome_is_not_charged_with_what_others_did_to_its_process(tmp_path: Path) -> None:
+    """One was judged alone in a process that an earlier one had stopped; others were late beside one that hung."""
+    stopped = ["time.sleep(0.9)"] * 2 + [f"time.sleep(0.6); {STOPS}", STOPS, "", ""]
+    beside = ["lock.acquire(); time.sleep(60)"] + ["time.sleep(0.5); lock.acquire(); lock.release()"] * 3
+    found, said = harmed(tmp_path, "harm", "2", repr(stopped), repr(beside))
+    assert found[0] == [[float(i), None] for i in range(6)]
+    assert "it was stopped by a signal" in said
+    assert found[1].pop(0) == [None, "the reward ran past its budget of 2 s"]
+    assert [value for value, _ in found[1]] == [1.0, 2.0, 3.0]
+    assert re.search(r"is killed: tasks t0, .* ran past the budget .*; each is judged again alone\n", said)
+
+
+def test_a_process_that_reads_its_pipe_no_more_is_ended(tmp_path: Path) -> None:
+    """Nothing could be sent to it, so no outcome in it was late."""
+    found, said = harmed(tmp_path, "harm", "60", repr([STOPS]), "[time.sleep(1) or '#' * 3_000_000]")
+    assert found == [[[0.0, None]]] * 2
+    assert "died" in said
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:

@@ -47,10 +47,6 @@ GRACE_S = 1.0
 POLL_S = 0.1
 """Seconds between two looks at whether a reward's process is late, or the scorer is closed."""
 
-SLOW_S = 0.5
-"""Seconds that a late process may take to answer: later, an outcome in it held the interpreter. As long again is waited
-for outcomes that were held up and now come back."""
-
 SHOWN = 8
 """So many tasks are named in the message of a process that has ended."""
 
@@ -134,7 +130,9 @@ class RewardPlan(AgentPlan):
 class RewardPool(Pool):
     """The process that judges. One that dies, hangs or breaks starts again, and its outcomes are judged alone then.
 
-    So the outcome that did it is known, and only its score is `invalid`.
+    Which outcome did it is known only if that process has judged nothing else: what was judged beside it, or before it,
+    may have stopped the process, kept its interpreter or taken its messages. So an outcome that was lost gets a new
+    process for itself, and its score is `invalid` if it is lost there too.
 
     Args:
         plan: How the reward is built.
@@ -180,8 +178,6 @@ class RewardPool(Pool):
     def _outcomes(self, parts: Sequence[Sequence[tuple[Any, ...]]], closed: threading.Event) -> list[Outcome]:
         """Return what became of jobs, each of one part of the items."""
         for i, part in enumerate(parts):
-            if len(part) > 1:
-                self._lost[str(i)] = self.retries  # its items are judged alone instead
             self.submit(Job(id=str(i), input=part, endpoint=NOWHERE))
         self.start()
         found: dict[int, Outcome] = {}
@@ -194,16 +190,30 @@ class RewardPool(Pool):
     def _limit_s(self, job: Job) -> float:
         return self._budget_s * len(job.input) + GRACE_S
 
+    def _dispatch(self) -> None:
+        """Give out the outcomes that wait; one that was lost gets a process that has judged nothing else."""
+        if self._waiting and self._waiting[0].id in self._lost:
+            for worker in [worker for worker in self._workers if worker.given and not worker.jobs]:
+                self._workers.remove(worker)
+                self._kill(worker)
+            self.start()
+        super()._dispatch()
+
     def _ended(self, worker: ProcessWorker, result: Result) -> list[Result]:
-        """Judge what gave no scores once more, alone: what was judged beside it may have held it up, or broken it."""
-        if result.outcome.failure == "deadline":  # it came back, but too late
-            result = attrs.evolve(result, outcome=attrs.evolve(result.outcome, message=self._deadline_words(False)))
-        if result.outcome.failure is None or result.id in self._lost or result.id not in worker.jobs:
+        """Store a result. A process that sends none for an outcome, or sends it late, has lost it."""
+        if result.outcome.failure is None:
             return super()._ended(worker, result)
         job, _ = worker.jobs.pop(result.id)
-        self._lost[job.id] = self.retries
-        self._waiting.append(job.again())
-        return []
+        late = result.outcome.failure == "deadline"
+        if not self._lose(worker, job, late=late):
+            return []
+        words = self._deadline_words(False) if late else result.outcome.message
+        return [attrs.evolve(result, outcome=attrs.evolve(result.outcome, message=words))]
+
+    def _runs_again(self, worker: ProcessWorker, job: Job, *, late: bool) -> bool:
+        if len(job.input) > 1:
+            return False  # each of its outcomes is judged alone instead
+        return worker.given > 1 or super()._runs_again(worker, job, late=late)
 
     def _spawn(self) -> ProcessWorker:
         worker = super()._spawn()
@@ -218,17 +228,8 @@ class RewardPool(Pool):
             worker.process.terminate()
         return sent
 
-    def _holds(self, worker: ProcessWorker, now: float) -> bool | None:
-        """Whether an outcome held the interpreter; it counts too if that ended before the process was killed."""
-        held = super()._holds(worker, now)
-        if held is not False:
-            return held
-        if worker.answered - worker.asked > SLOW_S:
-            return True
-        return None if now - worker.answered < SLOW_S else False
-
     def _beside(self, worker: Worker) -> bool:
-        return not self._lost.keys() & worker.jobs.keys()  # one that was beside it may have come back by now
+        return worker.given > 1
 
     def _process(self) -> str:
         return "the reward's process"
@@ -243,6 +244,7 @@ class RewardPool(Pool):
         return (
             f"{self._process()} is killed: {_tasks(jobs)} ran past the budget of {self._budget_s:g} s "
             "(run.reward_budget_s)"
+            + ("; each is judged again alone" if worker.given > 1 or any(len(job.input) > 1 for job in jobs) else "")
         )
 
     def _died_words(self, worker: Worker, code: str, failed: int) -> str:
@@ -361,7 +363,10 @@ class Scorer:
         if self._plan is not None:
             return self._in_process(items, self._plan)
         with left_alone("the reward", CURE, folder=self._folder):
-            return self._batch(items) if self._batches else self._each(items, partial(score_one, self._reward))
+            if self._batches:
+                return self._batch(items)
+            reward: Any = self._reward
+            return self._each(items, partial(score_one, reward))
 
     def _in_process(self, items: Sequence[tuple[Any, ...]], plan: RewardPlan) -> list[Score]:
         with self._lock:
