@@ -33,6 +33,7 @@ from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
 from agentrig.runners.scorer import GRACE_S, NOWHERE, NoScores, RewardWorker, Scorer, scores_of
+from agentrig.text import Room, TooLong, plain_values
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -147,13 +148,12 @@ def test_a_score_that_changes_after_it_was_made_is_read_once(many: bool) -> None
     assert (type(score), score.status, score.value, score.correct) == (Score, "ok", 0.5, False)
 
 
-def judged(answer: Any, *, many: bool, process: bool) -> Score:
+def judged(answer: Any, *, many: bool, process: bool, budget_s: float = 60) -> Score:
     """Return the score of a reward that returns this for one outcome, or in its list for a batch."""
     reward: Any = _Batch(lambda items: [answer] * len(items)) if many else lambda *_: answer
-    scorer = Scorer(reward, budget_s=60)
     if not process:
-        return scorer(ITEMS[:1])[0]
-    done = run_agent(RewardWorker(reward, 60), Job(id="0", input=[ITEMS[0]], endpoint=NOWHERE))
+        return Scorer(reward, budget_s=budget_s)(ITEMS[:1])[0]
+    done = run_agent(RewardWorker(reward, budget_s), Job(id="0", input=[ITEMS[0]], endpoint=NOWHERE))
     return scores_of(done.outcome, 1)[0]
 
 
@@ -164,9 +164,35 @@ def test_details_have_the_same_limit_in_threads_and_in_a_process(many: bool, pro
     most = Score(status="ok", value=1.0, details={"o": '"' * 1_999_000})
     correct = None if process else True
     assert judged(most, many=many, process=process) == attrs.evolve(most, correct=correct)
-    longer = Score(status="ok", value=1.0, details={"o": "x" * 4_100_000})
-    said = "the details of its score have 4100009 characters of JSON, 4000000 are allowed"
-    assert judged(longer, many=many, process=process) == Score.invalid(said)
+    said = "the details of its score are longer than the 4000000 characters of JSON allowed"
+    for large in ("x" * 4_100_000, '"' * 2_100_000):
+        longer = Score(status="ok", value=1.0, details={"o": large})
+        assert judged(longer, many=many, process=process) == Score.invalid(said)
+
+
+def test_no_more_of_a_value_is_looked_at_than_has_room() -> None:
+    branches: list[Any] = []
+    for _ in range(90):
+        branches = [branches, branches]  # one list, 2**90 of them as JSON
+    for value in (branches, {"a": "x" * 1001}, {"x" * 1001: 1}, [1] * 1001, [Broken(), *[None] * 1001]):
+        with pytest.raises(TooLong):
+            plain_values(value, room=Room(1000))
+    assert plain_values(["x" * 900, (1, 2)], room=Room(1000)) == ["x" * 900, [1, 2]]
+
+
+class SlowText:
+    """Becomes text only after the budget and its grace."""
+
+    def __str__(self) -> str:
+        time.sleep(1.3)
+        return "slow"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_the_check_of_what_a_reward_returns_does_not_count_toward_its_budget(many: bool) -> None:
+    """Details of 150 MB were called a regular expression that held the interpreter."""
+    slow = Score(status="ok", value=1.0, details={"o": SlowText()})
+    assert judged(slow, many=many, process=True, budget_s=0.1).details == {"o": "slow"}
 
 
 def nested(levels: int) -> dict[str, Any]:

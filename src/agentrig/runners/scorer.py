@@ -33,7 +33,7 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.pools import ANSWER_S, Worker
 from agentrig.runners.processes import Pool, ProcessWorker
 from agentrig.tasks import Task, field_hint
-from agentrig.text import amount, copied, json_text, plain_values, storable, words_of
+from agentrig.text import Room, TooLong, amount, copied, json_text, plain_values, storable, words_of
 from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class RewardWorker:
             AgentFailure: It took too long; the pool judges it again alone, because another outcome may have held it up.
         """
         items: Sequence[tuple[Any, ...]] = job.input
-        many, begun = getattr(self._reward, "score_many", None), monotonic()
+        many = getattr(self._reward, "score_many", None)
         with left_alone("the reward", CURE, tell=log.debug):  # what it replaces must not change how scores are sent
             try:
                 if many is not None:
@@ -99,8 +99,8 @@ class RewardWorker:
                     scores = [score_one(self._reward, item, self._budget_s) for item in items]
             except NoScores as error:
                 return json_text(str(error))
-        if monotonic() - begun > self._budget_s * len(items) + GRACE_S:
-            raise AgentFailure(late_words(self._budget_s), kind="deadline")
+            except Late as error:
+                raise AgentFailure(str(error), kind="deadline") from None
         return json_text([attrs.asdict(score, recurse=False) for score in scores])
 
 
@@ -264,6 +264,10 @@ def _tasks(jobs: Sequence[Job]) -> str:
     return f"{'task' if len(ids) == 1 else 'tasks'} {', '.join(ids[:SHOWN])}{more}"
 
 
+class Late(Exception):
+    """A reward came back after its budget."""
+
+
 class NoScores(Exception):
     """A batch, or a job of the reward's process, gave no scores; the message is the reason."""
 
@@ -402,11 +406,14 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = monotonic(), threading.current_thread()
-                score = judge(items[i], self._budget_s)
+                try:
+                    score = judge(items[i], self._budget_s)
+                except Late:
+                    score = late(self._budget_s)
                 with ending:
                     if scores[i] is not None:
                         return  # too late, and this thread may be interrupted
-                    scores[i] = score if monotonic() - started[i][0] <= limit else late(self._budget_s)
+                    scores[i] = score
 
         workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
         while any(s is None for s in scores):
@@ -442,25 +449,22 @@ class Scorer:
             NoScores: It gave none, or took too long.
         """
         found: list[Score] = []
-        faults: list[NoScores] = []
+        faults: list[Exception] = []
         reward: Any = self._reward
 
         def work() -> None:
             try:
                 found.extend(score_many(reward.score_many, items, self._budget_s))
-            except NoScores as error:
+            except (NoScores, Late) as error:
                 faults.append(error)
 
-        limit = self._budget_s * len(items) + GRACE_S
-        begun, worker = monotonic(), self._thread(work)
-        worker.join(limit)
-        stuck = worker.is_alive()
-        if stuck:
+        worker = self._thread(work)
+        worker.join(self._budget_s * len(items) + GRACE_S)
+        if worker.is_alive():
             _interrupt(worker)
-        if stuck or monotonic() - begun > limit:
-            raise NoScores(f"{late_words(self._budget_s)} for each of {amount(len(items), 'outcome')}")
+            faults.append(Late(late_words(self._budget_s)))
         if faults:
-            raise faults[0]
+            raise NoScores(str(faults[0]))
         return found
 
     @staticmethod
@@ -486,10 +490,16 @@ def late(budget_s: float) -> Score:
 
 
 def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
-    """Judge one outcome; whatever the reward raises or returns is a score."""
+    """Judge one outcome; whatever the reward raises or returns is a score.
+
+    Raises:
+        Late: It came back after its budget.
+    """
     try:
         task, outcome, *trace = _copied(item)
-        return _sound(_called(reward, task, outcome, budget_s, *trace))
+        return _sound(_called(reward, task, outcome, budget_s, *trace, budget_s=budget_s))
+    except Late:
+        raise
     except BaseException as error:
         place = item[0].place or "made by the task set"
         return _raised(error, answer=item[1].answer, place=place, input=item[0].input, private=item[0].private)
@@ -500,6 +510,7 @@ def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budge
 
     Raises:
         NoScores: It raised, or did not give one result for each of several items. That of a single one is `invalid`.
+        Late: It came back after its budget, `budget_s` for each item.
     """
 
     def called(given: Sequence[tuple[Any, ...]], budget_s: float) -> Any:
@@ -510,12 +521,14 @@ def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budge
 
     fault: Score | None = None
     try:
-        results = _called(called, [_copied(item) for item in items], budget_s)
+        results = _called(called, [_copied(item) for item in items], budget_s, budget_s=budget_s, items=len(items))
         if not isinstance(results, list):
             fault = _no_score(results, "a list of them from score_many, one for each item")
         elif len(results) != len(items):
             count = f"{len(results)}" if len(results) < len(items) else f"more than {len(items)}"
             fault = Score.invalid(f"score_many gave {count} results for {amount(len(items), 'item')}")
+    except Late:
+        raise
     except BaseException as error:  # sys.exit too: it would end this thread without a score
         fault = _raised(error)
     if fault is None:
@@ -539,13 +552,23 @@ def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
     return Score.invalid(f"the reward returned {type(found).__name__}; it must return an agentrig.Score, {cure}")
 
 
-def _called(reward: Callable[..., Any], *given: Any) -> Any:
-    """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it."""
+def _called(reward: Callable[..., Any], *given: Any, budget_s: float, items: int = 1) -> Any:
+    """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it.
+
+    Only this call counts toward the budget: the copies that it gets, and the check of what it returns, do not.
+
+    Raises:
+        Late: It took more than its budget and the grace.
+    """
+    begun = monotonic()
     try:
         with forks_ended("the reward"):
             made = reward(*given)
     finally:
+        took = monotonic() - begun
         restored("the reward")  # at once: other threads of this process need it
+    if took > budget_s * items + GRACE_S:
+        raise Late(late_words(budget_s))
     if inspect.iscoroutine(made):
         made.close()
     return made
@@ -573,10 +596,12 @@ def _sound(score: Any) -> Score:
     if not isinstance(score, Score):
         return _no_score(score)
     found = Score(**{field.name: getattr(score, field.name) for field in attrs.fields(Score)})
-    text = json_text(plain_values(found.details))
-    if len(text) > DETAILS_LIMIT:
-        said = f"the details of its score have {len(text)} characters of JSON, {DETAILS_LIMIT} are allowed"
-        return Score.invalid(said)
+    try:
+        text = json_text(plain_values(found.details, room=Room(DETAILS_LIMIT)))
+        if len(text) > DETAILS_LIMIT:
+            raise TooLong
+    except TooLong:
+        return Score.invalid(f"the details of its score are longer than the {DETAILS_LIMIT} characters of JSON allowed")
     return attrs.evolve(
         found,
         value=None if found.value is None else float(found.value),
