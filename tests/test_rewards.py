@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, RewardWorker, Scorer, scores_of
+from agentrig.runners.scorer import GRACE_S, NOWHERE, NoScores, RewardWorker, Scorer, scores_of
+from agentrig.text import Room, TooLong, plain_values
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
@@ -147,13 +148,12 @@ def test_a_score_that_changes_after_it_was_made_is_read_once(many: bool) -> None
     assert (type(score), score.status, score.value, score.correct) == (Score, "ok", 0.5, False)
 
 
-def judged(answer: Any, *, many: bool, process: bool) -> Score:
+def judged(answer: Any, *, many: bool, process: bool, budget_s: float = 60) -> Score:
     """Return the score of a reward that returns this for one outcome, or in its list for a batch."""
     reward: Any = _Batch(lambda items: [answer] * len(items)) if many else lambda *_: answer
-    scorer = Scorer(reward, budget_s=60)
     if not process:
-        return scorer(ITEMS[:1])[0]
-    done = run_agent(RewardWorker(reward, 60), Job(id="0", input=[ITEMS[0]], endpoint=NOWHERE))
+        return Scorer(reward, budget_s=budget_s)(ITEMS[:1])[0]
+    done = run_agent(RewardWorker(reward, budget_s), Job(id="0", input=[ITEMS[0]], endpoint=NOWHERE))
     return scores_of(done.outcome, 1)[0]
 
 
@@ -164,9 +164,35 @@ def test_details_have_the_same_limit_in_threads_and_in_a_process(many: bool, pro
     most = Score(status="ok", value=1.0, details={"o": '"' * 1_999_000})
     correct = None if process else True
     assert judged(most, many=many, process=process) == attrs.evolve(most, correct=correct)
-    longer = Score(status="ok", value=1.0, details={"o": "x" * 4_100_000})
-    said = "the details of its score have 4100009 characters of JSON, 4000000 are allowed"
-    assert judged(longer, many=many, process=process) == Score.invalid(said)
+    said = "the details of its score are longer than the 4000000 characters of JSON allowed"
+    for large in ("x" * 4_100_000, '"' * 2_100_000):
+        longer = Score(status="ok", value=1.0, details={"o": large})
+        assert judged(longer, many=many, process=process) == Score.invalid(said)
+
+
+def test_no_more_of_a_value_is_looked_at_than_has_room() -> None:
+    branches: list[Any] = []
+    for _ in range(90):
+        branches = [branches, branches]  # one list, 2**90 of them as JSON
+    for value in (branches, {"a": "x" * 1001}, {"x" * 1001: 1}, [1] * 1001, [Broken(), *[None] * 1001]):
+        with pytest.raises(TooLong):
+            plain_values(value, room=Room(1000))
+    assert plain_values(["x" * 900, (1, 2)], room=Room(1000)) == ["x" * 900, [1, 2]]
+
+
+class SlowText:
+    """Becomes text only after the budget and its grace."""
+
+    def __str__(self) -> str:
+        time.sleep(1.3)
+        return "slow"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_the_check_of_what_a_reward_returns_does_not_count_toward_its_budget(many: bool) -> None:
+    """Details of 150 MB were called a regular expression that held the interpreter."""
+    slow = Score(status="ok", value=1.0, details={"o": SlowText()})
+    assert judged(slow, many=many, process=True, budget_s=0.1).details == {"o": "slow"}
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -383,10 +409,12 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
 
 
 HARMS = """
-import ctypes, json, math, os, socket, sys, time, warnings
+import ctypes, json, math, os, socket, sys, threading, time, warnings
 from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
 from agentrig.runners.scorer import RewardPlan, Scorer
 from agentrig.traces import Trace
+
+lock = threading.Lock()
 
 def harm(task, outcome, budget_s):
     exec(task.private["do"], globals(), told := {})
@@ -416,7 +444,8 @@ if __name__ == "__main__":
         return judge([(task, Outcome(answer="a" * i), Trace(rollout_id="r")) for i, task in enumerate(tasks)])
     assert [s.value for s in scores([""])] == [0.0]
     for do in does:
-        before, found, after = here(), scores(["", "", do, "", "", ""]), here()
+        todo = eval(do) if do.startswith("[") else ["", "", do, "", "", ""]
+        before, found, after = here(), scores(todo), here()
         assert before == after
         print(json.dumps([[score.value, score.details.get("reason")] for score in found]), file=out, flush=True)
     judge.close()
@@ -424,7 +453,10 @@ if __name__ == "__main__":
 
 
 def harmed(folder: Path, *words: str) -> tuple[list[list[list[Any]]], str]:
-    """Return the scores of six outcomes for each harm that the third of them does, and what was said."""
+    """Return the scores of six outcomes for each harm that the third of them does, and what was said.
+
+    A harm that is a list has one for each outcome.
+    """
     (folder / "harm.py").write_text(HARMS)
     command = [sys.executable, folder / "harm.py", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
@@ -480,6 +512,29 @@ def test_a_reward_that_holds_the_interpreter_loses_one_score(tmp_path: Path, nam
         assert value is None
         assert reason.startswith("the reward ran past its budget of 1 s")
     assert "the reward's process is killed: task t2 ran past the budget of 1 s (run.reward_budget_s)" in said
+
+
+STOPS = "threading.Timer(0.3, os.kill, (os.getpid(), 19)).start()"
+"""Stops the process by SIGSTOP after the answer has left it."""
+
+
+def test_an_outcome_is_not_charged_with_what_others_did_to_its_process(tmp_path: Path) -> None:
+    """One was judged alone in a process that an earlier one had stopped; others were late beside one that hung."""
+    stopped = ["time.sleep(0.9)"] * 2 + [f"time.sleep(0.6); {STOPS}", STOPS, "", ""]
+    beside = ["lock.acquire(); time.sleep(60)"] + ["time.sleep(0.5); lock.acquire(); lock.release()"] * 3
+    found, said = harmed(tmp_path, "harm", "2", repr(stopped), repr(beside))
+    assert found[0] == [[float(i), None] for i in range(6)]
+    assert "it was stopped by a signal" in said
+    assert found[1].pop(0) == [None, "the reward ran past its budget of 2 s"]
+    assert [value for value, _ in found[1]] == [1.0, 2.0, 3.0]
+    assert re.search(r"is killed: tasks t0, .* ran past the budget .*; each is judged again alone\n", said)
+
+
+def test_a_process_that_reads_its_pipe_no_more_is_ended(tmp_path: Path) -> None:
+    """Nothing could be sent to it, so no outcome in it was late."""
+    found, said = harmed(tmp_path, "harm", "60", repr([STOPS]), "[time.sleep(1) or '#' * 3_000_000]")
+    assert found == [[[0.0, None]]] * 2
+    assert "died" in said
 
 
 def test_a_thread_that_spins_is_ended_where_python_can() -> None:
@@ -611,33 +666,71 @@ def test_a_batch_is_scored_in_one_call() -> None:
     assert reward.calls == 1
 
 
+def endless(items: Sequence[Any]) -> Iterator[Score]:
+    while True:
+        yield Score.ok(1.0)
+
+
+@pytest.mark.parametrize("hostile", [False, True])
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda items: [Score.ok(1.0)], "score_many gave 1 results for 12 items"),
-        (
-            lambda items: [1.0] * 12,
-            "the reward returned float; it must return an agentrig.Score, for example Score.ok(",
-        ),
+        (lambda items: items[1:], "score_many gave {few} results for {items}"),
+        (lambda items: [*items, Score.ok(1.0)], "score_many gave more than {n} results for {items}"),
+        (endless, "score_many gave more than {n} results for {items}"),
         (lambda items: None, "the reward returned NoneType; it must return an agentrig.Score, a list of them from"),
         (lambda items: {"a": Score.ok(1.0)}, "the reward returned dict; it must return an agentrig.Score, a list of"),
         (lambda items: 1 / 0, "the reward raised ZeroDivisionError"),
+        (lambda items: sys.exit("no judge"), "the reward raised SystemExit: no judge"),
     ],
 )
-def test_a_batch_that_goes_wrong_is_invalid(answer: Any, said: str) -> None:
-    scores = Scorer(_Batch(answer), budget_s=5)(ITEMS)
-    assert [s.status for s in scores] == ["invalid"] * 12
-    assert said in scores[0].details["reason"]
+def test_a_batch_without_a_score_for_each_is_judged_one_by_one(answer: Any, said: str, hostile: bool) -> None:
+    """One task among eight stopped a run: the outcomes beside it were invalid too."""
+
+    def judge(items: Sequence[Any]) -> Any:
+        bad = len(items) > 1 or (hostile and items[0][0].id == "3")
+        return answer(items) if bad else [Score.ok(task.private["gold"]) for task, _ in items]
+
+    scorer = Scorer(_Batch(judge), budget_s=5)
+    scores = scorer(ITEMS)
+    wrong = [3] if hostile else []
+    assert [s.value for s in scores] == [None if i in wrong else i for i in range(12)]
+    assert all(said.format(few=0, n=1, items="1 item") in scores[i].details["reason"] for i in wrong)
+    assert said.format(few=11, n=12, items="12 items") in scorer.batch_fault
+    done = run_agent(RewardWorker(_Batch(judge), 5), Job(id="0", input=ITEMS, endpoint=NOWHERE))
+    with pytest.raises(NoScores) as fault:
+        scores_of(done.outcome, len(ITEMS))
+    assert str(fault.value) == scorer.batch_fault
 
 
-def test_a_batch_that_hangs_is_invalid() -> None:
+def test_one_thing_that_is_no_score_among_those_of_a_batch_is_invalid_alone() -> None:
+    def forged(task: Task) -> Any:
+        score = Score.ok(task.private["gold"])
+        object.__setattr__(score, "value", math.nan if task.id == "3" else score.value)
+        return None if task.id == "5" else score
+
+    reward = _Batch(lambda items: (forged(task) for task, _ in items))
+    scores = Scorer(reward, budget_s=5)(ITEMS)
+    assert [s.value for s in scores] == [None if i in (3, 5) else i for i in range(12)]
+    assert "a score's value is nan" in scores[3].details["reason"]
+    assert "the reward returned NoneType" in scores[5].details["reason"]
+    assert reward.calls == 1
+
+
+def test_a_batch_that_hangs_is_judged_one_by_one() -> None:
     release = threading.Event()
+
+    def judge(items: Sequence[Any]) -> Any:
+        if any(task.id == "1" for task, _ in items):
+            release.wait(30)
+        return [Score.ok(1.0)] * len(items)
+
     try:
-        scores = Scorer(_Batch(lambda items: release.wait(30)), budget_s=0.01)(ITEMS)
+        scores = Scorer(_Batch(judge), budget_s=0.2)(ITEMS[:3])
     finally:
         release.set()
-    assert {s.status for s in scores} == {"invalid"}
-    assert "past its budget" in scores[0].details["reason"]
+    assert [s.status for s in scores] == ["ok", "invalid", "ok"]
+    assert "past its budget" in scores[1].details["reason"]
 
 
 @pytest.mark.parametrize("many", [False, True])

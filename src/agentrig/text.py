@@ -206,25 +206,64 @@ def json_text(value: Any) -> str:
         return storable(json.dumps(plain_values(value), ensure_ascii=False))
 
 
-def plain_values(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Return JSON values; never raises: other keys and values become text, as does what contains itself or is deep.
+class TooLong(Exception):
+    """A value has more characters of JSON than are allowed."""
+
+
+class Room:
+    """How many characters a value may still take as JSON; escapes are not counted."""
+
+    def __init__(self, characters: int) -> None:
+        self._left = characters
+
+    def take(self, characters: int) -> None:
+        """Use some of it.
+
+        Raises:
+            TooLong: There are not so many left.
+        """
+        self._left -= characters
+        if self._left < 0:
+            raise TooLong
+
+
+def plain_values(value: Any, around: tuple[int, ...] = (), *, room: Room | None = None) -> Any:
+    """Return JSON values: other keys and values become text, as does what contains itself or is deep.
 
     Args:
         value: Any value.
         around: The `id` of each list or dict around it, at most `PLAIN_DEPTH`.
+        room: How long it may be; by default there is no limit, and nothing is raised.
+
+    Raises:
+        TooLong: It is longer; the rest of it is not looked at.
     """
     try:
         if isinstance(value, Mapping | list | tuple):
+            if room is not None:
+                room.take(len("[]"))
             if id(value) in around or len(around) == PLAIN_DEPTH:
                 raise ValueError("it contains itself, or is nested too deep")
             inner = (*around, id(value))
             if isinstance(value, Mapping):
-                return {k if isinstance(k, str) else str(k): plain_values(v, inner) for k, v in value.items()}
-            return [plain_values(each, inner) for each in value]
+                return {_key(k, room): plain_values(v, inner, room=room) for k, v in value.items()}
+            return [plain_values(each, inner, room=room) for each in value]
         number = isinstance(value, float) or (isinstance(value, int) and abs(value) < TOO_LARGE)
-        return value if value is None or number or isinstance(value, str) else str(value)
+        plain = value if value is None or number or isinstance(value, str) else str(value)
+        if room is not None:
+            room.take(len(plain) if isinstance(plain, str) else 1)
+        return plain
+    except TooLong:
+        raise
     except Exception as error:
         return f"({type(value).__name__} that cannot be written: {words_of(error)})"
+
+
+def _key(key: Any, room: Room | None) -> str:
+    text = key if isinstance(key, str) else str(key)
+    if room is not None:
+        room.take(len(text))
+    return text
 
 
 def copied(value: Any) -> Any:

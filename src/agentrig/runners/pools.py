@@ -73,6 +73,7 @@ class Worker:
         asked: When it was asked to answer, because a rollout is late; 0 if it was not.
         answers: Whether it has answered since.
         jobs: Its jobs with their start times.
+        given: How many jobs it has been given since it started.
     """
 
     title: str
@@ -81,6 +82,7 @@ class Worker:
     answers: bool = False
     created: float = attrs.field(factory=time.monotonic)
     jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
+    given: int = 0
 
 
 W = TypeVar("W", bound=Worker)
@@ -232,6 +234,7 @@ class BasePool(abc.ABC, Generic[W]):
             job = self._waiting.popleft()
             if self._send(worker, job):
                 worker.jobs[job.id] = (job, time.monotonic())
+                worker.given += 1
             else:
                 self._waiting.appendleft(job)
                 able.remove(worker)
@@ -276,13 +279,42 @@ class BasePool(abc.ABC, Generic[W]):
         failed, beside = [], len(worker.jobs) - 1
         suspects = f"; {beside + 1} rollouts were under way in it, and which of them did it is not known"
         for job, started in worker.jobs.values():
-            lost = self._lost.pop(job.id, 0) + 1
-            if lost > self.retries:
-                failed.append(job.failed("runner-died", died(lost) + (suspects if beside else ""), started))
-            else:
-                self._lost[job.id] = lost
-                self._waiting.appendleft(job.again())
+            if times := self._lose(worker, job):
+                failed.append(job.failed("runner-died", died(times) + (suspects if beside else ""), started))
         return failed
+
+    def _remove_late(self, worker: W, overdue: Sequence[str], held: bool) -> list[Result]:
+        """Remove a runner that was killed because of late rollouts: these have failed, and its others start again."""
+        self._workers.remove(worker)
+        self.replaced += 1
+        logging.getLogger(type(self).__module__).warning(
+            "%s", self._late_words(worker, [worker.jobs[job_id][0] for job_id in overdue])
+        )
+        failed = []
+        for job_id in overdue:
+            job, started = worker.jobs.pop(job_id)
+            if self._lose(worker, job, late=True):
+                failed.append(job.failed("deadline", self._deadline_words(held), started))
+        self._waiting.extendleft(job.again() for job, _ in worker.jobs.values())  # not their fault: not lost
+        return failed
+
+    def _lose(self, worker: W, job: Job, *, late: bool = False) -> int:
+        """Queue a job again that a runner has lost; return how often it was lost if it fails instead, else 0.
+
+        Args:
+            worker: The runner.
+            job: The job.
+            late: Whether it ran past its deadline.
+        """
+        self._lost[job.id] = self._lost.get(job.id, 0) + 1
+        if not self._runs_again(worker, job, late=late):
+            return self._lost.pop(job.id)
+        self._waiting.appendleft(job.again())
+        return 0
+
+    def _runs_again(self, worker: W, job: Job, *, late: bool) -> bool:
+        """Whether a job that a runner has lost, see `_lose`, is run once more."""
+        return not late and self._lost[job.id] <= self.retries
 
     def _process(self) -> str:
         """Return what the process of a runner is called in the message of a rollout."""
@@ -351,14 +383,5 @@ class BasePool(abc.ABC, Generic[W]):
                 rollouts = amount(len(worker.jobs), "rollout")
                 log.warning("%s with %s is killed: it %s", worker.title, rollouts, stopped)
                 continue
-            self._workers.remove(worker)
-            self.replaced += 1
-            log.warning("%s", self._late_words(worker, [worker.jobs[job_id][0] for job_id in overdue]))
-            for job_id in overdue:
-                job, started = worker.jobs.pop(job_id)
-                failed.append(job.failed("deadline", self._deadline_words(bool(held)), started))
-                self._lost.pop(job_id, None)
-            self._waiting.extendleft(
-                job.again() for job, _ in worker.jobs.values()
-            )  # not their fault: not counted as lost
+            failed += self._remove_late(worker, overdue, bool(held))
         return failed

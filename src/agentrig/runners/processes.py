@@ -164,7 +164,6 @@ class ProcessWorker(Worker):
     read: bytearray = attrs.field(factory=bytearray)
     refused: str = ""
     why: str = ""
-    answered: float = 0.0
 
 
 def not_installed(preload: Iterable[str]) -> list[str]:
@@ -326,7 +325,7 @@ class Pool(BasePool[ProcessWorker]):
         if what == b"failed" and not worker.ready:
             raise AgentrigError(unquote(value.decode("ascii", "replace")))
         if what == b"alive":
-            worker.answers, worker.answered = True, time.monotonic()
+            worker.answers = True
             return []
         if what == b"ending" and worker.ready:
             worker.why = cut(storable(unquote(value.decode("ascii", "replace"))), MESSAGE_LIMIT)

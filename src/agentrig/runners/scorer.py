@@ -12,7 +12,8 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
+from itertools import islice
 from time import monotonic  # a reward may replace that of the module
 from typing import Any
 
@@ -32,7 +33,7 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.pools import ANSWER_S, Worker
 from agentrig.runners.processes import Pool, ProcessWorker
 from agentrig.tasks import Task, field_hint
-from agentrig.text import amount, copied, json_text, plain_values, storable, words_of
+from agentrig.text import Room, TooLong, amount, copied, json_text, plain_values, storable, words_of
 from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
@@ -45,10 +46,6 @@ GRACE_S = 1.0
 
 POLL_S = 0.1
 """Seconds between two looks at whether a reward's process is late, or the scorer is closed."""
-
-SLOW_S = 0.5
-"""Seconds that a late process may take to answer: later, an outcome in it held the interpreter. As long again is waited
-for outcomes that were held up and now come back."""
 
 SHOWN = 8
 """So many tasks are named in the message of a process that has ended."""
@@ -87,20 +84,23 @@ class RewardWorker:
         raise TypeError("a reward judges jobs")
 
     def run_job(self, job: Job) -> str:
-        """Judge the outcomes of a job; return their scores' fields as JSON.
+        """Judge the outcomes of a job; return their scores' fields as JSON, or as a text why a batch has none.
 
         Raises:
             AgentFailure: It took too long; the pool judges it again alone, because another outcome may have held it up.
         """
         items: Sequence[tuple[Any, ...]] = job.input
-        many, begun = getattr(self._reward, "score_many", None), monotonic()
+        many = getattr(self._reward, "score_many", None)
         with left_alone("the reward", CURE, tell=log.debug):  # what it replaces must not change how scores are sent
-            if many is not None:
-                scores = score_many(many, items, self._budget_s)
-            else:
-                scores = [score_one(self._reward, item, self._budget_s) for item in items]
-        if monotonic() - begun > self._budget_s * len(items) + GRACE_S:
-            raise AgentFailure(late_words(self._budget_s), kind="deadline")
+            try:
+                if many is not None:
+                    scores = score_many(many, items, self._budget_s)
+                else:
+                    scores = [score_one(self._reward, item, self._budget_s) for item in items]
+            except NoScores as error:
+                return json_text(str(error))
+            except Late as error:
+                raise AgentFailure(str(error), kind="deadline") from None
         return json_text([attrs.asdict(score, recurse=False) for score in scores])
 
 
@@ -130,7 +130,9 @@ class RewardPlan(AgentPlan):
 class RewardPool(Pool):
     """The process that judges. One that dies, hangs or breaks starts again, and its outcomes are judged alone then.
 
-    So the outcome that did it is known, and only its score is `invalid`.
+    Which outcome did it is known only if that process has judged nothing else: what was judged beside it, or before it,
+    may have stopped the process, kept its interpreter or taken its messages. So an outcome that was lost gets a new
+    process for itself, and its score is `invalid` if it is lost there too.
 
     Args:
         plan: How the reward is built.
@@ -161,8 +163,10 @@ class RewardPool(Pool):
         closed = closed or threading.Event()
         if together and len(items) > 1:
             (outcome,) = self._outcomes([items], closed)
-            with suppress(NoScores):
+            try:
                 return scores_of(outcome, len(items))
+            except NoScores as error:
+                log.warning("%s", alone_words(len(items), str(error)))
         found = []
         for outcome in self._outcomes([[item] for item in items], closed):
             try:
@@ -174,8 +178,6 @@ class RewardPool(Pool):
     def _outcomes(self, parts: Sequence[Sequence[tuple[Any, ...]]], closed: threading.Event) -> list[Outcome]:
         """Return what became of jobs, each of one part of the items."""
         for i, part in enumerate(parts):
-            if len(part) > 1:
-                self._lost[str(i)] = self.retries  # its items are judged alone instead
             self.submit(Job(id=str(i), input=part, endpoint=NOWHERE))
         self.start()
         found: dict[int, Outcome] = {}
@@ -188,16 +190,30 @@ class RewardPool(Pool):
     def _limit_s(self, job: Job) -> float:
         return self._budget_s * len(job.input) + GRACE_S
 
+    def _dispatch(self) -> None:
+        """Give out the outcomes that wait; one that was lost gets a process that has judged nothing else."""
+        if self._waiting and self._waiting[0].id in self._lost:
+            for worker in [worker for worker in self._workers if worker.given and not worker.jobs]:
+                self._workers.remove(worker)
+                self._kill(worker)
+            self.start()
+        super()._dispatch()
+
     def _ended(self, worker: ProcessWorker, result: Result) -> list[Result]:
-        """Judge what gave no scores once more, alone: what was judged beside it may have held it up, or broken it."""
-        if result.outcome.failure == "deadline":  # it came back, but too late
-            result = attrs.evolve(result, outcome=attrs.evolve(result.outcome, message=self._deadline_words(False)))
-        if result.outcome.failure is None or result.id in self._lost or result.id not in worker.jobs:
+        """Store a result. A process that sends none for an outcome, or sends it late, has lost it."""
+        if result.outcome.failure is None:
             return super()._ended(worker, result)
         job, _ = worker.jobs.pop(result.id)
-        self._lost[job.id] = self.retries
-        self._waiting.append(job.again())
-        return []
+        late = result.outcome.failure == "deadline"
+        if not self._lose(worker, job, late=late):
+            return []
+        words = self._deadline_words(False) if late else result.outcome.message
+        return [attrs.evolve(result, outcome=attrs.evolve(result.outcome, message=words))]
+
+    def _runs_again(self, worker: ProcessWorker, job: Job, *, late: bool) -> bool:
+        if len(job.input) > 1:
+            return False  # each of its outcomes is judged alone instead
+        return worker.given > 1 or super()._runs_again(worker, job, late=late)
 
     def _spawn(self) -> ProcessWorker:
         worker = super()._spawn()
@@ -212,17 +228,8 @@ class RewardPool(Pool):
             worker.process.terminate()
         return sent
 
-    def _holds(self, worker: ProcessWorker, now: float) -> bool | None:
-        """Whether an outcome held the interpreter; it counts too if that ended before the process was killed."""
-        held = super()._holds(worker, now)
-        if held is not False:
-            return held
-        if worker.answered - worker.asked > SLOW_S:
-            return True
-        return None if now - worker.answered < SLOW_S else False
-
     def _beside(self, worker: Worker) -> bool:
-        return not self._lost.keys() & worker.jobs.keys()  # one that was beside it may have come back by now
+        return worker.given > 1
 
     def _process(self) -> str:
         return "the reward's process"
@@ -237,6 +244,7 @@ class RewardPool(Pool):
         return (
             f"{self._process()} is killed: {_tasks(jobs)} ran past the budget of {self._budget_s:g} s "
             "(run.reward_budget_s)"
+            + ("; each is judged again alone" if worker.given > 1 or any(len(job.input) > 1 for job in jobs) else "")
         )
 
     def _died_words(self, worker: Worker, code: str, failed: int) -> str:
@@ -256,8 +264,17 @@ def _tasks(jobs: Sequence[Job]) -> str:
     return f"{'task' if len(ids) == 1 else 'tasks'} {', '.join(ids[:SHOWN])}{more}"
 
 
+class Late(Exception):
+    """A reward came back after its budget."""
+
+
 class NoScores(Exception):
-    """A job of the reward's process gave no scores; the message is the reason."""
+    """A batch, or a job of the reward's process, gave no scores; the message is the reason."""
+
+
+def alone_words(count: int, reason: str) -> str:
+    """Say that a batch of so many outcomes gave no scores, and what becomes of them."""
+    return f"no scores for {amount(count, 'outcome')} at once, and each is judged alone: {reason}"
 
 
 def scores_of(outcome: Outcome, count: int) -> list[Score]:
@@ -276,7 +293,10 @@ def scores_of(outcome: Outcome, count: int) -> list[Score]:
         kind = "" if outcome.failure == "runner-died" else f" ({outcome.failure})"  # no runner of the agent did
         raise NoScores(f"the reward gave no score{kind}: {outcome.message}")
     try:
-        scores = [Score(**fields) for fields in json.loads(outcome.answer)]
+        sent = json.loads(outcome.answer)
+        if isinstance(sent, str):
+            raise NoScores(sent)
+        scores = [Score(**fields) for fields in sent]
     except (TypeError, ValueError) as error:
         raise NoScores(f"the reward's process sent no score: {words_of(error)}") from None
     if len(scores) != count:
@@ -297,6 +317,9 @@ class Scorer:
         correctness: What counts as correct; returned scores have `correct` set.
         sees_trace: Whether the reward is called with the rollout's trace too.
         plan: How its process builds the reward; None to judge in threads of this one.
+
+    Attributes:
+        batch_fault: In threads, why a batch gave no scores at once; '' if each did.
     """
 
     def __init__(
@@ -313,6 +336,7 @@ class Scorer:
         self._pool: RewardPool | None = None
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.correctness = correctness or Correctness()
+        self.batch_fault = ""
         self._reward = reward if plan is None else None  # its process has one: no model is twice in memory
         self._budget_s, self._threads = budget_s, threads
         self._own = bool(getattr(reward, "takes_own_reward", False))
@@ -343,7 +367,10 @@ class Scorer:
         if self._plan is not None:
             return self._in_process(items, self._plan)
         with left_alone("the reward", CURE, folder=self._folder):
-            return self._batch(items) if self._batches else self._each(items)
+            if self._batches:
+                return self._batch(items)
+            reward: Any = self._reward
+            return self._each(items, partial(score_one, reward))
 
     def _in_process(self, items: Sequence[tuple[Any, ...]], plan: RewardPlan) -> list[Score]:
         with self._lock:
@@ -363,7 +390,7 @@ class Scorer:
                 self._pool.close()
                 self._pool = None
 
-    def _each(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+    def _each(self, items: Sequence[tuple[Any, ...]], judge: Callable[[tuple[Any, ...], float], Score]) -> list[Score]:
         """Judge in threads, one outcome in each at a time."""
         scores: list[Score | None] = [None] * len(items)
         started: dict[int, tuple[float, threading.Thread]] = {}
@@ -371,7 +398,6 @@ class Scorer:
         for i in range(len(items)):
             todo.put(i)
         limit, ending = self._budget_s + GRACE_S, threading.Lock()
-        reward: Any = self._reward
 
         def work() -> None:
             while True:
@@ -380,11 +406,14 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = monotonic(), threading.current_thread()
-                score = score_one(reward, items[i], self._budget_s)
+                try:
+                    score = judge(items[i], self._budget_s)
+                except Late:
+                    score = late(self._budget_s)
                 with ending:
                     if scores[i] is not None:
                         return  # too late, and this thread may be interrupted
-                    scores[i] = score if monotonic() - started[i][0] <= limit else late(self._budget_s)
+                    scores[i] = score
 
         workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
         while any(s is None for s in scores):
@@ -399,23 +428,43 @@ class Scorer:
         return [s for s in scores if s is not None]
 
     def _batch(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
-        """Judge in a thread, by one call of `score_many`."""
+        """Judge in a thread, by one call of `score_many`; if it gives no scores, each outcome by a call of its own."""
+        reward: Any = self._reward
+
+        def alone(item: tuple[Any, ...], budget_s: float) -> Score:
+            return score_many(reward.score_many, [item], budget_s)[0]
+
+        if len(items) > 1:
+            try:
+                return self._at_once(items)
+            except NoScores as error:
+                self.batch_fault = str(error)
+                log.debug("%s", alone_words(len(items), self.batch_fault))
+        return self._each(items, alone)
+
+    def _at_once(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+        """Judge by one call of `score_many` in a thread.
+
+        Raises:
+            NoScores: It gave none, or took too long.
+        """
         found: list[Score] = []
+        faults: list[Exception] = []
         reward: Any = self._reward
 
         def work() -> None:
-            found.extend(score_many(reward.score_many, items, self._budget_s))
+            try:
+                found.extend(score_many(reward.score_many, items, self._budget_s))
+            except (NoScores, Late) as error:
+                faults.append(error)
 
-        limit = self._budget_s * len(items) + GRACE_S
-        begun, worker = monotonic(), self._thread(work)
-        worker.join(limit)
-        stuck = worker.is_alive()
-        if stuck:
+        worker = self._thread(work)
+        worker.join(self._budget_s * len(items) + GRACE_S)
+        if worker.is_alive():
             _interrupt(worker)
-        if stuck or monotonic() - begun > limit:
-            outcomes = amount(len(items), "outcome")
-            reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {outcomes}"
-            return [Score.invalid(reason)] * len(items)
+            faults.append(Late(late_words(self._budget_s)))
+        if faults:
+            raise NoScores(str(faults[0]))
         return found
 
     @staticmethod
@@ -441,27 +490,60 @@ def late(budget_s: float) -> Score:
 
 
 def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
-    """Judge one outcome; whatever the reward raises or returns is a score."""
+    """Judge one outcome; whatever the reward raises or returns is a score.
+
+    Raises:
+        Late: It came back after its budget.
+    """
     try:
         task, outcome, *trace = _copied(item)
-        return _sound(_called(reward, task, outcome, budget_s, *trace))
+        return _sound(_called(reward, task, outcome, budget_s, *trace, budget_s=budget_s))
+    except Late:
+        raise
     except BaseException as error:
         place = item[0].place or "made by the task set"
         return _raised(error, answer=item[1].answer, place=place, input=item[0].input, private=item[0].private)
 
 
 def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budget_s: float) -> list[Score]:
-    """Judge a batch by a reward's `score_many`; whatever it raises or returns is a score for each item."""
+    """Judge a batch by a reward's `score_many`. An item for which it gives something else than a score is `invalid`.
+
+    Raises:
+        NoScores: It raised, or did not give one result for each of several items. That of a single one is `invalid`.
+        Late: It came back after its budget, `budget_s` for each item.
+    """
+
+    def called(given: Sequence[tuple[Any, ...]], budget_s: float) -> Any:
+        found = many(given, budget_s)
+        if isinstance(found, Mapping | str) or not isinstance(found, Iterable):
+            return found
+        return list(islice(found, len(items) + 1))  # a generator may have no end
+
+    fault: Score | None = None
     try:
-        scores = _called(many, [_copied(item) for item in items], budget_s)
-        if isinstance(scores, Mapping | str) or not isinstance(scores, Iterable):
-            return [_no_score(scores, "a list of them from score_many, one for each item")] * len(items)
-        scores = list(scores)
-        if len(scores) != len(items):
-            raise ValueError(f"score_many gave {len(scores)} results for {len(items)} items")
-        return [_sound(score) for score in scores]
+        results = _called(called, [_copied(item) for item in items], budget_s, budget_s=budget_s, items=len(items))
+        if not isinstance(results, list):
+            fault = _no_score(results, "a list of them from score_many, one for each item")
+        elif len(results) != len(items):
+            count = f"{len(results)}" if len(results) < len(items) else f"more than {len(items)}"
+            fault = Score.invalid(f"score_many gave {count} results for {amount(len(items), 'item')}")
+    except Late:
+        raise
     except BaseException as error:  # sys.exit too: it would end this thread without a score
-        return [_raised(error)] * len(items)
+        fault = _raised(error)
+    if fault is None:
+        return [_checked(each) for each in results]
+    if len(items) > 1:
+        raise NoScores(fault.details["reason"])
+    return [fault]
+
+
+def _checked(score: Any) -> Score:
+    """Return a plain score of the same fields, or why it is none."""
+    try:
+        return _sound(score)
+    except BaseException as error:
+        return _raised(error)
 
 
 def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
@@ -470,13 +552,23 @@ def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
     return Score.invalid(f"the reward returned {type(found).__name__}; it must return an agentrig.Score, {cure}")
 
 
-def _called(reward: Callable[..., Any], *given: Any) -> Any:
-    """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it."""
+def _called(reward: Callable[..., Any], *given: Any, budget_s: float, items: int = 1) -> Any:
+    """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it.
+
+    Only this call counts toward the budget: the copies that it gets, and the check of what it returns, do not.
+
+    Raises:
+        Late: It took more than its budget and the grace.
+    """
+    begun = monotonic()
     try:
         with forks_ended("the reward"):
             made = reward(*given)
     finally:
+        took = monotonic() - begun
         restored("the reward")  # at once: other threads of this process need it
+    if took > budget_s * items + GRACE_S:
+        raise Late(late_words(budget_s))
     if inspect.iscoroutine(made):
         made.close()
     return made
@@ -504,10 +596,12 @@ def _sound(score: Any) -> Score:
     if not isinstance(score, Score):
         return _no_score(score)
     found = Score(**{field.name: getattr(score, field.name) for field in attrs.fields(Score)})
-    text = json_text(plain_values(found.details))
-    if len(text) > DETAILS_LIMIT:
-        said = f"the details of its score have {len(text)} characters of JSON, {DETAILS_LIMIT} are allowed"
-        return Score.invalid(said)
+    try:
+        text = json_text(plain_values(found.details, room=Room(DETAILS_LIMIT)))
+        if len(text) > DETAILS_LIMIT:
+            raise TooLong
+    except TooLong:
+        return Score.invalid(f"the details of its score are longer than the {DETAILS_LIMIT} characters of JSON allowed")
     return attrs.evolve(
         found,
         value=None if found.value is None else float(found.value),

@@ -277,10 +277,14 @@ def check_batch(subject: RewardSubject) -> None:
     Why: A run prefers `score_many`: every rollout would get another one's reward.
     Cure: Return one Score for each item, in the order of the items, equal to what a single call returns.
     """
-    if getattr(subject.made, "score_many", None) is None or not callable(subject.made):
-        raise CheckSkipped("it has no score_many beside its single call")
+    if getattr(subject.made, "score_many", None) is None:
+        raise CheckSkipped("it has no score_many")
     many = Scorer(subject.made, budget_s=subject.budget_s, sees_trace=subject.sees_trace)
     found = many([(task, Outcome(answer=answer), NO_CALLS) for task, answer in subject.plain])
+    if many.batch_fault:
+        raise CheckFailed(f"{len(found)} answers at once: {many.batch_fault}")
+    if not callable(subject.made):
+        raise CheckSkipped("it has no single call beside its score_many")
     _compare(subject, "one by one and by score_many", found)
 
 

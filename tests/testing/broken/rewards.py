@@ -58,6 +58,14 @@ class Reversed:
         return [fine(*item, budget_s) for item in reversed(items)]
 
 
+class OneByOne(Reversed):
+    """Scores no more than one outcome at once."""
+
+    def score_many(self, items, budget_s):
+        """Score the first of a batch."""
+        return [fine(*items[0], budget_s)]
+
+
 def text_of(outcome):
     """Return the answer, if it is a text."""
     return outcome.answer if isinstance(outcome.answer, str) else ""
@@ -113,6 +121,7 @@ BROKEN = {
     ),
     "threads": Shared(),
     "batch": Reversed(),
+    "batch-fails": OneByOne(),
     "gold": scored(lambda right, task, outcome: 0.9 * right),
     "tells-apart": scored(lambda right, task, outcome: 1.0),
     "full-reward": begins,
