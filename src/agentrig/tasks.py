@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -124,7 +125,11 @@ def check_set(tasks: Any, who: str) -> None:
     Raises:
         PluginError: One is missing or wrong; the message has an example, or the names of the splits.
     """
-    splits, roles, held_out = (_attribute(tasks, name, who) for name in ("splits", "roles", "held_out"))
+    if isinstance(tasks, type) and inspect.isfunction(inspect.getattr_static(tasks, "load", None)):
+        name = tasks.__name__
+        raise PluginError(f"{who}: `build` returned the class {name}, not one of its objects; write `return {name}()`")
+    splits, roles = (_attribute(tasks, name, who) for name in ("splits", "roles"))
+    held_out = _attribute(tasks, "held_out", who, ())
     names = isinstance(splits, Sequence) and not isinstance(splits, str) and all(isinstance(s, str) for s in splits)
     if not names or not splits:
         raise PluginError(
@@ -143,13 +148,17 @@ def check_set(tasks: Any, who: str) -> None:
                 f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
                 f"{', '.join(splits)}"
             )
-    if isinstance(held_out, str) or not set(held_out or ()) <= set(splits):
-        raise PluginError(f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}")
+    listed = isinstance(held_out, Collection) and not isinstance(held_out, str | Mapping)
+    if not listed or not all(split in splits for split in held_out):
+        none = "; if no split is held out, write held_out = ()" if held_out is None else ""
+        raise PluginError(
+            f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}{none}"
+        )
 
 
-def _attribute(tasks: Any, name: str, who: str) -> Any:
+def _attribute(tasks: Any, name: str, who: str, default: Any = None) -> Any:
     try:
-        return getattr(tasks, name, None)
+        return getattr(tasks, name, default)
     except Exception as error:  # a property may raise anything
         raise PluginError(f"{who}: `{name}` raised {words_of(error)}") from error
 
