@@ -182,7 +182,8 @@ import enum, collections, numpy
 class Color(str, enum.Enum): RED = "red"
 class Number(enum.IntEnum): ONE = 1
 pair = collections.namedtuple("pair", "a b")
-return [row(0, input={Color.RED: [Color.RED, numpy.float64(0.5)]}, private={"a": Number.ONE}, row=pair(1, Color.RED))]"""
+given = {"input": {Color.RED: [Color.RED, numpy.float64(0.5)]}, "private": {"a": Number.ONE}}
+return [row(0, row=pair(1, Color.RED), **given)]"""
     _, (task,) = loaded(own(body))["train"]
     assert (task.input, task.private, task.row) == ({"red": ["red", 0.5]}, {"a": 1}, (1, "red"))
     values = [*task.input, *task.input["red"], *task.private.values(), task.row, *task.row]
@@ -223,7 +224,7 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
         ("Own.held_out = 5", "`held_out` is 5, not a list of these splits"),
         (
             "made = Own\nOwn = lambda: made",
-            "`build` returned the class Own, not one of its objects; write `return Own()`",
+            "`build` returned the class Own, not one of its objects; write `return",
         ),
         ("Own.held_out = 'dev'", "`held_out` is 'dev', not a list of these splits"),
         (

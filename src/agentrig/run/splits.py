@@ -295,8 +295,8 @@ def _problem(task: Any) -> str | None:
 def _plain_task(task: Any) -> tuple[Any, str | None]:
     """Return a task with plain JSON values, and what is wrong with it, or None.
 
-    Values of subclasses, such as `numpy.float64` or an `Enum` of text, become what JSON writes for them: other processes
-    may not know their class.
+    Values of subclasses, such as `numpy.float64` or an `Enum` of text, become what JSON writes for them: another
+    process may not know their class.
     """
     if problem := _problem(task):
         return task, problem
