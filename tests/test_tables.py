@@ -115,7 +115,16 @@ def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequenc
         (ROWS, {"shares": [2, -1, 0]}, "write three numbers from 0 on that add up to 1"),
         (ROWS, {"slices": ["levle"]}, "there is no column levle, which tasks.slices names"),
         (ROWS.split("\n")[0] + "\n", {}, r"rows\.csv has no rows, only the names of its columns"),
-        (ROWS, {"private": ["question", "answer"]}, r"line 2: no column is left for the agent"),
+        (
+            ROWS,
+            {"private": ["question", "answer"]},
+            r"column question is in tasks\.input and in tasks\.private: ",
+        ),
+        (
+            ROWS.replace("answer", "answer\xa0"),
+            {},
+            r"no column answer, .* It has 'answer\\xa0': remove the white",
+        ),
         (ROWS, {"input": [], "private": ["question", "answer", "part"]}, r"line 2: no column is left for the agent"),
     ],
 )
@@ -156,7 +165,7 @@ def test_a_column_is_numbers_if_each_cell_is_what_its_number_is_written_as(
     assert [type(task.private["total"]) for task in tasks] == [*map(type, values)]
 
 
-def test_gold_of_a_csv_is_of_one_kind_in_all_files(tmp_path: Path) -> None:
+def test_gold_is_of_one_kind_in_all_files(tmp_path: Path) -> None:
     """Amounts of one file may all be written as their numbers by chance: 27.79, and in the other 10.00."""
     for name, total in (("train", "10.00"), ("test", "27.79")):
         (tmp_path / f"{name}.csv").write_text(f"question,total\nWhat does {name} cost?,{total}\n")
@@ -166,6 +175,12 @@ def test_gold_of_a_csv_is_of_one_kind_in_all_files(tmp_path: Path) -> None:
         loaded(table, TableConfig(**files, private=["total"]))
     _, _, (task,) = loaded(table, TableConfig(**files, private=["total"], text=["total"]))
     assert task.private == {"total": "27.79"}
+    for name, total in (("train", "10"), ("test", '"10"')):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"question": "What does {name} cost?", "total": {total}}}\n')
+    said = r"test.jsonl, line 1, column total: '10' is text, and the column holds a number in .*train.jsonl, line 1:"
+    lines = {split: file.replace(".csv", ".jsonl") for split, file in files.items()}
+    with pytest.raises(ConfigError, match=said):
+        loaded(table, TableConfig(**lines, private=["total"]))
 
 
 def test_latin_1_bytes_are_named(rows: Path) -> None:
@@ -214,6 +229,36 @@ def test_latin_1_bytes_are_named(rows: Path) -> None:
             "line 3 has 3 cells, and the header has 2: put a cell with a comma in",
         ),
         ("t.csv", b"question,answer\na,1\nb,2\nc,nan\n", 'among those of text: tasks.text=["answer"]'),
+        (
+            "t.jsonl",
+            b'{"question": "a", "answer": 7}\n{"question": "b", "answer": "7"}',
+            "t.jsonl, line 2, column answer: '7' is text, and the column holds a number in ",
+        ),
+        (
+            "t.csv",
+            b",question,answer\n0,a,1\n1,b,2\n",
+            "line 1: column 1 has no name: if it is the index of pandas, write the file with to_csv(..., index=False)",
+        ),
+        (
+            "t.csv",
+            b"question,answer,\na,1,\nb,2,\n",
+            "column 3 has no name: its cells are empty too, so remove the com",
+        ),
+        ("t.csv", b"sep=,\nquestion,answer\na,1\n", "t.csv, line 1: 'sep=,' is only for Excel; remove this line"),
+        ("t.csv", b"# mine\nquestion,answer\na,1\n", "line 1: '# mine' is read as the header; if it is a comment, rem"),
+        ("t.csv", "question\n1\n".encode("utf-16-le"), "save it as UTF-8: iconv -f utf-16le -t utf-8 OLD > NEW"),
+        (
+            "t.parquet",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
+            "t.parquet is a pointer of Git LFS, not the file itself; download it: git lfs pull",
+        ),
+        ("t.jsonl", b'[\n {"question": 1}\n]', "If it is one JSON value over several lines, rename the file to t.json"),
+        (
+            "t.json",
+            b'{"question": 1}\n{"question": 2}\n',
+            "each line is a value of its own, rename the file to t.js",
+        ),
+        ("t.jsonl", b'{"question": 1},\n{"question": 2},\n', "A line of JSON Lines ends without a comma; remove it"),
         ("t.jsonl", b'{"question": "a', "t.jsonl, line 1 is no JSON: Unterminated string starting at column 14"),
         ("t.json", b"[\n{]", "t.json, line 2 is no JSON: Expecting property name"),
     ],
@@ -244,6 +289,9 @@ def test_a_pipe_is_no_file_of_rows(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t.csv")
     with pytest.raises(AgentrigError, match=r"t\.csv is no regular file"):
         table(TableConfig(file=str(tmp_path / "t.csv")))
+    (tmp_path / "link.csv").symlink_to("link.csv")
+    with pytest.raises(AgentrigError, match=r"link\.csv is a link to link\.csv, which leads to no file; mend the link"):
+        table(TableConfig(file=str(tmp_path / "link.csv")))
 
 
 def test_an_empty_list_is_a_file_without_rows(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from agentrig.errors import AgentrigError, nearest, nearest_path
 from agentrig.text import DEEP_WORDS, LARGE_WORDS, check_regular, json_kind
@@ -25,6 +25,9 @@ STARTS: Mapping[bytes, str] = {
     b"\x1f\x8b": "is compressed (gzip); unpack it: gunzip < OLD > NEW",
 }
 """The first two bytes of a file that is no UTF-8 text, and what is said of it."""
+
+LFS = b"version https://git-lfs.github.com/spec/"
+"""How a pointer of Git LFS starts: what it stands for has not been downloaded."""
 
 QUOTED = re.compile(r'(?<![^,\n])"(?:[^"]|"")*+("?)')
 """A cell of a CSV file in quotes; its group is empty if the quote is never closed."""
@@ -124,6 +127,8 @@ def splits_of(source: Any) -> Sequence[str]:
 
 
 def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
+    if path.is_symlink() and not path.exists():
+        raise AgentrigError(f"{path} is a link to {path.readlink()}, which leads to no file; mend the link")
     if not path.exists():
         known = nearest_path(path.absolute())
         raise AgentrigError(f"there is no {path.absolute()}; a path of a table starts in the current folder.{known}")
@@ -133,6 +138,8 @@ def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
     if not path.is_dir() and not path.is_file():
         raise AgentrigError(f"{path} is no regular file; rows are read from {KINDS}")
     try:
+        if not path.is_dir() and _starts_with(path, LFS):
+            raise AgentrigError(f"{path} is a pointer of Git LFS, not the file itself; download it: git lfs pull")
         rows, place = _csv(path, text) if read is _csv else read(path)
         if len(rows) < least:
             raise AgentrigError(f"{path} has no rows{', only the names of its columns' if read is _csv else ''}")
@@ -143,6 +150,11 @@ def _of_path(path: Path, text: Sequence[str], least: int) -> Rows:
         raise AgentrigError(f"{path} can't be read: {error}") from error
 
 
+def _starts_with(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
+
+
 def utf8_text(path: Path) -> str:
     """Return a file's text; a byte order mark is left out.
 
@@ -150,7 +162,12 @@ def utf8_text(path: Path) -> str:
         OSError: It can't be read.
         AgentrigError: It has bytes that are not UTF-8; the message names the first by line and character.
     """
-    return _text(path.read_bytes(), path)
+    data = path.read_bytes()
+    if 0 in data[:4] and data[:2] not in STARTS:  # UTF-8 text has no such byte, and UTF-16 has one in each letter
+        order = "be" if data[0] == 0 else "le"
+        cure = f"save it as UTF-8: iconv -f utf-16{order} -t utf-8 OLD > NEW"
+        raise AgentrigError(f"{path} is UTF-16 text, to judge by its first bytes; {cure}")
+    return _text(data, path)
 
 
 def _text(data: bytes, path: Path, first: int = 1) -> str:
@@ -197,6 +214,8 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     data = utf8_text(path)
     numbered = enumerate(map(str.rstrip, io.StringIO(data, newline=None)), 1)
     first, names = next(((number, row) for number, row in numbered if row), (1, ""))
+    if names.lower().startswith("sep="):
+        raise AgentrigError(f"{path}, line {first}: {names!r:.80} is only for Excel; remove this line")
     other = next((mark for mark in (";", "\t", "|") if mark in names and "," not in names), "")
     if other:
         raise AgentrigError(
@@ -225,7 +244,9 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
         raise AgentrigError(f"{path} is empty; its first line must name the columns")
     header, *cells = cells
     place = _at_lines(path, lines[1:])
-    for name in header:
+    for number, name in enumerate(header):
+        if not name.strip():
+            _tell_of_blank_header(f"{path}, line {lines[0]}", number, header, cells)
         if header.count(name) > 1:
             raise AgentrigError(f'{path}, line {lines[0]}: two columns are called "{name}"')
     for name in text:
@@ -235,6 +256,9 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
             )
     for number, row in enumerate(cells):
         if len(row) != len(header):
+            if names.startswith("#"):
+                comment = f"{names!r:.80} is read as the header; if it is a comment, remove this line"
+                raise AgentrigError(f"{path}, line {first}: {comment}")
             more = "put a cell with a comma in quotes, and separate cells with commas"
             wrong = "a cell is missing, or the header has one too many" if len(row) < len(header) else more
             cells_of = f"{len(row)} cell{'' if len(row) == 1 else 's'}"
@@ -256,6 +280,16 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
             kind = "text"
         columns.append([VALUES[kind](cell) if kind == "text" or _kind(cell) else None for cell in column])
     return [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)], place
+
+
+def _tell_of_blank_header(place: str, number: int, header: Sequence[str], cells: Sequence[Sequence[str]]) -> NoReturn:
+    """Raise the error that a column has no name, with what it probably is: it would be one that agents get."""
+    cure = "give it a name"
+    if not any("".join(row[number:]).strip() for row in cells) and not "".join(header[number:]).strip():
+        cure = "its cells are empty too, so remove the commas at the ends of the lines"
+    elif number == 0:
+        cure = "if it is the index of pandas, write the file with to_csv(..., index=False); if not, give it a name"
+    raise AgentrigError(f"{place}: column {number + 1} has no name: {cure}")
 
 
 def is_written_number(cell: str) -> bool:
@@ -295,11 +329,31 @@ def _parsed(text: str, path: Path, line: int = 0) -> Any:
     except json.JSONDecodeError as error:
         raise AgentrigError(
             f"{path}, line {line or error.lineno} is no JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+            f"{_other_json(text, path, error, lines=bool(line))}"
         ) from None
     except RecursionError:
         raise AgentrigError(f"{place} {DEEP_WORDS}; write an inner part as text") from None
     except ValueError:  # the only other one: more digits than Python reads
         raise AgentrigError(f"{place} holds {LARGE_WORDS}; write it as text") from None
+
+
+def _other_json(text: str, path: Path, error: json.JSONDecodeError, *, lines: bool) -> str:
+    """Return what a text is that is no JSON, or no JSON Lines, and what to do; '' if that is not known.
+
+    Args:
+        text: The file's text, or one of its lines.
+        path: The file.
+        error: Why it is no JSON.
+        lines: Whether it should be JSON Lines.
+    """
+    rest = text[error.pos :].strip()
+    if lines and error.msg == "Extra data" and rest == ",":
+        return ". A line of JSON Lines ends without a comma; remove it"
+    if lines and (text.strip() in ("[", "{") or (error.msg == "Expecting value" and text.lstrip().startswith("["))):
+        return f". If it is one JSON value over several lines, rename the file to {path.stem}.json"
+    if not lines and error.msg == "Extra data" and error.colno == 1 and rest.startswith("{"):
+        return f". If each line is a value of its own, rename the file to {path.stem}.jsonl"
+    return ""
 
 
 def _json(path: Path) -> Rows:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -124,7 +125,11 @@ def check_set(tasks: Any, who: str) -> None:
     Raises:
         PluginError: One is missing or wrong; the message has an example, or the names of the splits.
     """
-    splits, roles, held_out = (_attribute(tasks, name, who) for name in ("splits", "roles", "held_out"))
+    if isinstance(tasks, type) and inspect.isfunction(inspect.getattr_static(tasks, "load", None)):
+        name = tasks.__name__
+        raise PluginError(f"{who}: `build` returned the class {name}, not one of its objects; write `return {name}()`")
+    splits, roles = (_attribute(tasks, name, who) for name in ("splits", "roles"))
+    held_out = _attribute(tasks, "held_out", who, ())
     names = isinstance(splits, Sequence) and not isinstance(splits, str) and all(isinstance(s, str) for s in splits)
     if not names or not splits:
         raise PluginError(
@@ -143,13 +148,17 @@ def check_set(tasks: Any, who: str) -> None:
                 f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
                 f"{', '.join(splits)}"
             )
-    if isinstance(held_out, str) or not set(held_out or ()) <= set(splits):
-        raise PluginError(f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}")
+    listed = isinstance(held_out, Collection) and not isinstance(held_out, str | Mapping)
+    if not listed or not all(split in splits for split in held_out):
+        none = "; if no split is held out, write held_out = ()" if held_out is None else ""
+        raise PluginError(
+            f"{who}: `held_out` is {held_out!r:.80}, not a list of these splits: {', '.join(splits)}{none}"
+        )
 
 
-def _attribute(tasks: Any, name: str, who: str) -> Any:
+def _attribute(tasks: Any, name: str, who: str, default: Any = None) -> Any:
     try:
-        return getattr(tasks, name, None)
+        return getattr(tasks, name, default)
     except Exception as error:  # a property may raise anything
         raise PluginError(f"{who}: `{name}` raised {words_of(error)}") from error
 
@@ -311,7 +320,8 @@ class Table:
         columns: What the columns are for.
 
     Raises:
-        ConfigError: There is no such column, or the shares are not three numbers that add up to 1.
+        ConfigError: A column is both for the agent and for the reward only, or the shares are not three numbers that
+            add up to 1.
     """
 
     splits: Sequence[str] = tuple(SPLITS.values())
@@ -326,21 +336,29 @@ class Table:
         if len(shares) != len(SPLITS) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             kind = "three numbers from 0 on" if min(shares, default=0) < 0 else "three numbers"
             raise ConfigError(f"the shares are {list(shares)}; write {kind} that add up to 1, such as 0.8, 0.1, 0.1")
+        if both := [name for name in columns.input if name in columns.private]:
+            raise ConfigError(
+                f"column {both[0]} is in tasks.input and in tasks.private: either the agent gets it, or only the "
+                "reward does. Take it out of one of them"
+            )
         self._tables, self._columns = tables, columns
         self._loaded: dict[str, Sequence[Task]] = {}
+        self._kinds: dict[str, dict[str, str]] = {}  # private column to its kinds, each with the place of its first
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the rows of a split, in their order.
 
         Raises:
             ConfigError: A row is no object, a column is not there, or a row lacks a private value, an id or a split,
-                or a column is text here and holds numbers in a split that was loaded before.
+                or a private column holds text and numbers, or a column is text here and holds numbers in a split that
+                was loaded before.
         """
         whole = len(self._tables) == 1
         if not whole and split not in self._tables:
             return ()
         rows, place = self._tables["train" if whole else split]
         kept = [self._row(row, place(n)) for n, row in enumerate(rows)]
+        self._check_gold(kept, place)
         tasks = [
             attrs.evolve(task, row=None, slices={name: str(row[name]) for name in self._columns.slices})
             for task, row in zip(tasks_of_rows(kept, place, split=split, gold=self._columns.private), rows, strict=True)
@@ -380,9 +398,12 @@ class Table:
             if name not in row:
                 file = place.rpartition(", line ")[0]
                 header = f"{file}, line 1" if file.endswith(".csv") else place  # else each row names its columns
+                columns_of = [repr(str(each))[1:-1] for each in row]  # a no-break space looks like none
+                blank = next((each for each in map(str, row) if each.strip() == name), "")
+                hint = f" It has {blank!r}: remove the white space." if blank else nearest(name, columns_of)
                 raise ConfigError(
-                    f"{header}: there is no column {name}, which tasks.{key} names.{nearest(name, map(str, row))} "
-                    f"Its columns are {', '.join(map(str, row))}"
+                    f"{header}: there is no column {name}, which tasks.{key} names.{hint} "
+                    f"Its columns are {', '.join(columns_of)}"
                 )
         for name in columns.private:
             if _empty(row[name]):
@@ -400,6 +421,25 @@ class Table:
             )
         given = columns.id or ("id" if "id" in row else "")
         return found | {name: row[name] for name in columns.private} | ({"id": row[given]} if given else {})
+
+    def _check_gold(self, rows: Sequence[Mapping[str, Any]], place: Callable[[int], str]) -> None:
+        """Raise `ConfigError` if a private column is text in one row and a number in another.
+
+        `check_same_kinds` tells of CSV files, each of whose columns is of one kind.
+        """
+        for column in self._columns.private:
+            first = self._kinds.setdefault(column, {})
+            for number, row in enumerate(rows):
+                kind = json_kind(row[column])
+                if kind in ("text", "a number"):
+                    first.setdefault(kind, place(number))
+                if len(first) > 1 and not all(map(_in_csv, first.values())):
+                    other = next(each for each in first if each != kind)
+                    raise ConfigError(
+                        f"{place(number)}, column {column}: {row[column]!r:.80} is {kind}, and the column holds "
+                        f"{other} in {first[other]}: write them alike, because a reward does not take 7 for the text "
+                        "'7'"
+                    )
 
     def _split_of(self, task: Task, row: Mapping[str, Any]) -> str:
         if name := self._columns.split:

@@ -341,6 +341,20 @@ def test_what_a_plugin_has_forked_ends_with_the_command(here: Path) -> None:
     assert done.returncode == 0
 
 
+def test_a_pool_that_a_plugin_has_left_open_ends_with_the_command(here: Path) -> None:
+    """Its killed workers were replaced, the command waited for them for ever, and they printed its own errors."""
+    done = ended(here, """
+    import multiprocessing
+    global pool
+    pool = multiprocessing.get_context("fork").Pool(2)
+    pool.apply(len, ("x",))
+    print(*(child.pid for child in multiprocessing.active_children()))
+""")  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    workers = [*map(int, done.stdout.split())]
+    assert [psutil.pid_exists(worker) for worker in workers] == [False, False]
+
+
 STARTS = """
     from agentrig.run.splits import read_split
     class Tasks:

@@ -101,7 +101,12 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return [row(0), {'id': 'x'}]", "row 1 (the first is 0): it is a dict; write agentrig.Task(id=..., input={"),
         ("return (row(i) for i in range(3))", "`load` returned a generator; write `return list(...)`"),
         ("pass", "`load` returned None; is a `return` missing? It must return a list of agentrig.Task objects"),
-        ("return {'a': row(0)}", "`load` returned a dict; write"),
+        ("return {'a': row(0)}", "`load` returned a dict; write `return list(rows.values())`"),
+        ("return 7", "`load` returned 7 (int). It must return a list"),
+        (
+            "async def late(): return [row(0)]\nreturn late()",
+            "`load` returned nothing yet, because it is an `async def`; write `def load(self, split):`",
+        ),
         ("return [row(0, input=None)]", "input is a NoneType; it must be a dict"),
         ("return [row(0, input={'tags': {'b', }})]", "input.tags is {'b'} (set), no JSON value; write sorted(...)"),
         (
@@ -126,6 +131,12 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
             "x = {}\nfor _ in range(900):\n    x = {'x': x}\nreturn [row(0, private=x)]",
             "private contains itself, or is nested deeper than 254 lists or dicts",
         ),
+        (
+            "x = ['x']\nfor _ in range(40):\n    x = [x, x]\nreturn [row(0), row(1, input={'x': x})]",
+            "row 1 (the first is 0): input has more than 1000000 values, as JSON writes them; put them into a file",
+        ),
+        ("return [row(0, row={'a': b'x'})]", "row.a is b'x' (bytes), no JSON value; write .decode()"),
+        ("return [row(0, row=[{'\\ud800': float('nan')}])]", "a key of row[0] holds a lone surrogate"),
         ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:25 in load)"),
         ("raise Mute", "`load` raised Mute: (its message raised RuntimeError) (my_tasks.py:25 in load)"),
         ("return Rows([row(0)])", "`load` raised RuntimeError: no rows (my_tasks.py:13 in __iter__)"),
@@ -164,6 +175,21 @@ class Counts(Task):
     assert [(type(task), task.id, task.id) for task in rows] == [(Task, "t-0", "t-0")]
 
 
+def test_values_of_subclasses_become_what_json_writes_for_them(own: Callable[..., Plan]) -> None:
+    """A class that is made in `load` could not be sent to the reward, which failed with a traceback."""
+    body = """
+import enum, collections, numpy
+class Color(str, enum.Enum): RED = "red"
+class Number(enum.IntEnum): ONE = 1
+pair = collections.namedtuple("pair", "a b")
+given = {"input": {Color.RED: [Color.RED, numpy.float64(0.5)]}, "private": {"a": Number.ONE}}
+return [row(0, row=pair(1, Color.RED), **given)]"""
+    _, (task,) = loaded(own(body))["train"]
+    assert (task.input, task.private, task.row) == ({"red": ["red", 0.5]}, {"a": 1}, (1, "red"))
+    values = [*task.input, *task.input["red"], *task.private.values(), task.row, *task.row]
+    assert [type(value) for value in values] == [str, str, float, int, tuple, int, str]
+
+
 def test_a_wrong_row_ends_the_run_before_it_begins(
     own: Callable[..., Plan], tmp_path: Path, model: ModelServer
 ) -> None:
@@ -194,6 +220,12 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
         ("Own.roles = {'dev': 'dev'}", "`roles` has 'dev': 'dev'"),
         ("Own.splits = ()", "`splits` is (); write the names of the splits"),
         ("Own.held_out = ('zzz',)", "`held_out` is ('zzz',), not a list of these splits: train, dev"),
+        ("Own.held_out = None", "`held_out` is None, not a list of these splits: train, dev; if no split is held out"),
+        ("Own.held_out = 5", "`held_out` is 5, not a list of these splits"),
+        (
+            "made = Own\nOwn = lambda: made",
+            "`build` returned the class Own, not one of its objects; write `return",
+        ),
         ("Own.held_out = 'dev'", "`held_out` is 'dev', not a list of these splits"),
         (
             "Own.splits = property(lambda self: {}['rows'])",

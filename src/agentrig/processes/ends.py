@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import mmap
 import os
@@ -31,6 +32,9 @@ AT_ONCE_S = 1.5
 
 LEFT_S = 5.0
 """Seconds that Python may wait for threads at the end of a command."""
+
+POOLS_S = 2.0
+"""Seconds that the pools of multiprocessing may take to end their workers, which are killed then."""
 
 _exit = os._exit
 _command = False  # whether this process is a command of ours: it may end itself
@@ -95,12 +99,18 @@ _forked_at = ""
 
 _has_forked = False  # whether this process has
 
+_handled: set[int] = set()
+"""The signals that `handling` handles in this process."""
+
 
 def _note_fork() -> None:
     global _forked_at, _has_forked
     frame = sys._getframe(1)
     _forked_at = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
     _has_forked = False
+    for number in _handled:  # the handlers are those of a command; Ctrl-C is for the command, which ends this process
+        signal.signal(number, (lambda *_: None) if number == signal.SIGINT else signal.SIG_DFL)
+    _handled.clear()
 
 
 def _note_own_fork() -> None:
@@ -144,6 +154,7 @@ def end_forks() -> None:
         return
     import psutil  # here because every command imports this module
 
+    _end_pools()
     own, ended = psutil.Process(), []
     for process in own.children(recursive=True):
         with suppress(psutil.Error):
@@ -154,6 +165,22 @@ def end_forks() -> None:
         psutil.wait_procs(ended, timeout=1.0)
         what = "1 process" if len(ended) == 1 else f"{len(ended)} processes"
         say(f"{what} that a plugin has forked still ran: ended with this command")
+
+
+def _end_pools() -> None:
+    """End the pools of multiprocessing: one starts new workers for those that are killed, and waits for them at exit.
+
+    Each is ended once, so a pool that can't end within `POOLS_S` keeps no exit handler waiting.
+    """
+    if (pool := sys.modules.get("multiprocessing.pool")) is None:
+        return
+    pools = [each for each in gc.get_objects() if type(each) is pool.Pool]
+    threads = [threading.Thread(target=each.terminate, daemon=True) for each in pools]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + POOLS_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 HELPERS = ("resource_tracker", "forkserver")
@@ -269,9 +296,13 @@ def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
     for number in SIGNALS:
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
+    outer = set(_handled)
+    _handled.update(before)
     try:
         yield
     finally:
+        _handled.clear()
+        _handled.update(outer)
         for number, old in before.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)
 

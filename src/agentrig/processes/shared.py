@@ -88,7 +88,7 @@ class Shared:
         self._traced, self._profiled = threading.gettrace(), threading.getprofile()
         self._disabled = logging.root.manager.disable
         self._called = {each: getattr(*each) for each in CALLED}
-        self._paths = {name: list(getattr(sys, name)) for name in ("path", "meta_path", "path_hooks")}
+        self._paths = {name: list(getattr(sys, name)) for name in ("argv", "path", "meta_path", "path_hooks")}
         self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
 
     def restore(self) -> list[str]:
@@ -156,7 +156,7 @@ class Shared:
                 setattr(module, name, function)
                 yield f"removed {module.__name__}.{name}"
         for name, entries in self._paths.items():
-            if not getattr(sys, name, None):
+            if entries and not getattr(sys, name, None):
                 setattr(sys, name, list(entries))
                 yield f"emptied sys.{name}"
         for name, stream in self._streams.items():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentrig.plugins.loading import told_if_slow
 from agentrig.processes.replaced import left_alone
 from agentrig.run.damage import read_object
 from agentrig.tasks import ROLES, Task, Tasks, input_key, overlap, repeated
-from agentrig.text import LARGE_WORDS, TOO_LARGE, check_depth, cut, words_of
+from agentrig.text import DEPTH_LIMIT, LARGE_WORDS, TOO_LARGE, cut, words_of
 
 WITHOUT = {
     "validation": "nothing is measured while training",
@@ -209,8 +210,7 @@ def _shared(shared: Sequence[tuple[Task, Task]], rows: Sequence[Task], role: str
 def _checked(rows: Any, where: str) -> list[Task]:
     """Return the rows as a list of our own: it, and its rows, may be of a class that gives others each time."""
     if isinstance(rows, str | bytes | Mapping) or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
-        got = "None; is a `return` missing?" if rows is None else f"a {type(rows).__name__}; write `return list(...)`."
-        raise PluginError(f"{where}: `load` returned {got} It must return a list of agentrig.Task objects")
+        raise PluginError(f"{where}: `load` returned {_no_rows(rows)} It must return a list of agentrig.Task objects")
     tasks: list[Any] = []
     seen: dict[str, int] = {}
     for number, row in enumerate(rows):
@@ -218,7 +218,7 @@ def _checked(rows: Any, where: str) -> list[Task]:
         try:
             task = _own(row)
             place = task.place if isinstance(task, Task) and isinstance(task.place, str) else ""
-            problem = _problem(task)
+            task, problem = _plain_task(task)
         except _Unread as unread:
             problem = str(unread)
         except Exception as error:  # a mapping's own methods may raise anything
@@ -229,6 +229,20 @@ def _checked(rows: Any, where: str) -> list[Task]:
         if problem is not None:
             raise PluginError(f"{where}, {place or f'row {number} (the first is 0)'}: {problem}")
     return tasks
+
+
+def _no_rows(returned: Any) -> str:
+    """Say what `load` returned that is no list of rows, and why it may have."""
+    if returned is None:
+        return "None; is a `return` missing?"
+    if inspect.iscoroutine(returned):
+        returned.close()  # else Python warns that nobody awaited it
+    if inspect.iscoroutine(returned) or inspect.isasyncgen(returned):
+        return "nothing yet, because it is an `async def`; write `def load(self, split):`, and await nothing in it."
+    kind = type(returned).__name__
+    if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
+        return f"{returned!r:.80} ({kind})."
+    return f"a {kind}; write `return list({'rows.values()' if isinstance(returned, Mapping) else '...'})`."
 
 
 class _Unread(Exception):
@@ -273,15 +287,28 @@ def _problem(task: Any) -> str | None:
         value = getattr(task, field)
         if not isinstance(value, Mapping):
             return f"{field} is a {type(value).__name__}; it must be a dict"
-        try:
-            check_depth(dict(value), field)
-        except ValueError as error:
-            return str(error)
-        if problem := json_problem(dict(value), field, CURES_OF_COLUMNS if task.place else CURES):
-            return problem
     if not isinstance(task.slices, Mapping) or not all(isinstance(x, str) for kv in task.slices.items() for x in kv):
         return f"slices is {task.slices!r:.80}; it must be a dict of text"
     return json_problem(dict(task.slices), "slices")
+
+
+def _plain_task(task: Any) -> tuple[Any, str | None]:
+    """Return a task with plain JSON values, and what is wrong with it, or None.
+
+    Values of subclasses, such as `numpy.float64` or an `Enum` of text, become what JSON writes for them: another
+    process may not know their class.
+    """
+    if problem := _problem(task):
+        return task, problem
+    plain: dict[str, Any] = {}
+    for field in ("input", "private", "row"):
+        value = getattr(task, field)
+        check = JsonCheck(field, CURES_OF_COLUMNS if task.place else CURES)
+        if problem := check.problem(dict(value) if isinstance(value, Mapping) else value, field):
+            return task, problem
+        if check.subclasses:
+            plain[field] = plain_types(value)
+    return attrs.evolve(task, **plain) if plain else task, None
 
 
 CURES: Mapping[str, str] = {
@@ -302,6 +329,10 @@ CURES_OF_COLUMNS: Mapping[str, str] = {
 """The same for a value in rows of data, such as a Parquet file's."""
 
 
+VALUES_LIMIT = 1_000_000
+"""Most values in a part of a task, counted as JSON writes them: a list that is in it twice counts twice."""
+
+
 def json_problem(value: Any, path: str, cures: Mapping[str, str] = CURES) -> str | None:
     """Say which part of a value is not JSON, and what to do; None if all parts are.
 
@@ -310,26 +341,80 @@ def json_problem(value: Any, path: str, cures: Mapping[str, str] = CURES) -> str
         path: What the message calls it.
         cures: What to do, by type: `CURES`, or `CURES_OF_COLUMNS` for data that no code of the user makes.
     """
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return f"{path} is {LARGE_WORDS}; write text" if abs(value) >= TOO_LARGE else None
-    if isinstance(value, str):
-        if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
+    return JsonCheck(path, cures).problem(value, path)
+
+
+class JsonCheck:
+    """Looks through a value for what is not JSON.
+
+    Args:
+        name: What messages call the whole value.
+        cures: What to do, by type; see `json_problem`.
+
+    Attributes:
+        subclasses: Whether a value was of a subclass, such as an `Enum` of text, so that JSON gives another type.
+    """
+
+    def __init__(self, name: str, cures: Mapping[str, str]) -> None:
+        self._name, self._cures = name, cures
+        self._left = VALUES_LIMIT
+        self.subclasses = False
+
+    def problem(self, value: Any, path: str, depth: int = 1) -> str | None:
+        """Say which part of a value is not JSON, and what to do; None if all parts are.
+
+        Args:
+            value: The value.
+            path: What the message calls it.
+            depth: How many lists and dicts there are from the whole value to this one, if it is one.
+        """
+        self._left -= 1
+        if self._left < 0:
+            return (
+                f"{self._name} has more than {VALUES_LIMIT} values, as JSON writes them; "
+                "put them into a file, and give its path"
+            )
+        if value is None or isinstance(value, bool):
             return None
-        return f"{path} holds a lone surrogate, half of a character, which no file can hold: {json.dumps(value)[:80]}"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"{path} is {value}, which JSON can't hold; {cures['float']}"
-    if isinstance(value, dict):
+        self.subclasses |= type(value) not in (str, int, float, dict, list, tuple)
+        if isinstance(value, int):
+            return f"{path} is {LARGE_WORDS}; write text" if abs(value) >= TOO_LARGE else None
+        if isinstance(value, str):
+            return _half_character(value, path)
+        if isinstance(value, float):
+            return None if math.isfinite(value) else f"{path} is {value}, which JSON can't hold; {self._cures['float']}"
+        if not isinstance(value, dict | list | tuple):
+            cure = self._cures.get(type(value).__name__, self._cures[""])
+            return f"{path} is {value!r:.80} ({type(value).__name__}), no JSON value; {cure}"
+        if depth > DEPTH_LIMIT:
+            return f"{self._name} contains itself, or is nested deeper than {DEPTH_LIMIT} lists or dicts"
+        if not isinstance(value, dict):
+            problems = (self.problem(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))
+            return next((problem for problem in problems if problem is not None), None)
         for key, item in value.items():
             if not isinstance(key, str):
                 return f"{path} has the key {key!r:.80} ({type(key).__name__}); keys must be text"
-            problem = json_problem(key, f"a key of {path}") or json_problem(item, f"{path}.{key}", cures)
+            self.subclasses |= type(key) is not str
+            problem = _half_character(key, f"a key of {path}") or self.problem(item, f"{path}.{key}", depth + 1)
             if problem is not None:
                 return problem
         return None
+
+
+def _half_character(text: str, path: str) -> str | None:
+    if text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text):
+        return None
+    return f"{path} holds a lone surrogate, half of a character, which no file can hold: {json.dumps(text)[:80]}"
+
+
+def plain_types(value: Any) -> Any:
+    """Return JSON values with those of subclasses as what they are in JSON: text, numbers, dicts, lists."""
+    if isinstance(value, Mapping):
+        return {str.__str__(key): plain_types(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        problems = (json_problem(item, f"{path}[{i}]", cures) for i, item in enumerate(value))
-        return next((p for p in problems if p is not None), None)
-    cure = cures.get(type(value).__name__, cures[""])
-    return f"{path} is {value!r:.80} ({type(value).__name__}), no JSON value; {cure}"
+        return (tuple if isinstance(value, tuple) else list)(plain_types(item) for item in value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # `str(value)` is "Color.RED" for an Enum
+    return int.__int__(value) if isinstance(value, int) else float.__float__(value)
