@@ -130,6 +130,13 @@ class Row:
         """The text of all its replies."""
         return "\n".join(call.answered for call in self.calls)
 
+    @property
+    def first_call(self) -> Call | None:
+        """Its first call; None if another model, or the run's without its token ids, replied before."""
+        answered = (span["id"] for span in self.spans if span["name"] == LLM_CALL and span["error"] is None)
+        first = next(answered, None)
+        return next((call for call in self.calls if call.span == first), None)
+
 
 class Group(NamedTuple):
     """The rollouts of one task in a step: their rewards, None of what was not scored, and whether all are correct."""
