@@ -28,7 +28,12 @@ from agentrig.tasks import Task
 from agentrig.text import masked
 from agentrig.traces import GIVEN, LLM_CALL, RETURNED, SERVER
 
-TASK = Task(id="t", input={"text": "why é?", "rows": [1, 1.0, -0.0, 1e22, None]}, private={"gold": "so"})
+TASK = Task(
+    id="t",
+    input={"text": "why é?", "rows": [1, 1.0, -0.0, 1e22, None], "files": ["/data/a.db", "/data", "/database"]},
+    private={"gold": "so"},
+    root="/data",
+)
 SECRET = "sk-very-secret"
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -101,9 +106,9 @@ def recorded(agent: Any, folder: Path, *, given: Any = None, change: Callable[[R
     return found
 
 
-def faults(row: Row, *, whole_rows: bool = False) -> list[str]:
+def faults(row: Row, *, whole_rows: bool = False, task: Task = TASK) -> list[str]:
     step: Any = SimpleNamespace(sources=SimpleNamespace(whole_rows=whole_rows))
-    return [verdict.detail for verdict in tasks._at_the_door(step, [row], [TASK])]
+    return [verdict.detail for verdict in tasks._at_the_door(step, [row], [task])]
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -125,6 +130,17 @@ def test_another_answer_than_the_one_that_was_returned_is_named(name: str, tmp_p
 def test_another_input_than_the_tasks_is_named(tmp_path: Path) -> None:
     row = recorded(AGENTS["text"], tmp_path, given={**TASK.input, "rows": [1, 1, -0.0, 1e22, None]})
     assert faults(row) == ["the runner gave the agent another input than the task's in 1 rollout: r"]
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_the_files_of_a_task_may_be_under_another_root_but_no_other_ones(whole_rows: bool, tmp_path: Path) -> None:
+    row = recorded(AGENTS["text"], tmp_path, given=TASK.given(whole=whole_rows))
+    moved = TASK.under("/elsewhere/")
+    assert moved.input["files"] == ["/elsewhere/a.db", "/elsewhere", "/database"]
+    assert faults(row, whole_rows=whole_rows, task=moved) == []
+    other = attrs.evolve(moved, input={**moved.input, "files": ["/elsewhere/b.db", "/elsewhere", "/database"]})
+    assert len(faults(row, whole_rows=whole_rows, task=other)) == 2
+    assert len(faults(attrs.evolve(row, root=None), whole_rows=whole_rows, task=moved)) == 2
 
 
 def test_an_agent_gets_whole_rows_where_it_asks_for_them_and_only_there(tmp_path: Path) -> None:

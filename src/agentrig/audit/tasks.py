@@ -64,7 +64,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
         groups[row.group].append(row.task_id)
     mixed = [f"group {name} has rollouts of {len(set(ids))} tasks" for name, ids in groups.items() if len(set(ids)) > 1]
     yield from faults("groups are mixed up", mixed, "the labels of groups")
-    yield from _own_texts(rows, {task.id: task.input for task in split})
+    inputs = {task.id: task.input for _, task in _with_tasks(rows, split)}
+    yield from _own_texts(rows, inputs)
     if step.record.knows_update:
         size = step.settings["group_size"]
         wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
@@ -75,26 +76,31 @@ def tasks(step: Step) -> Iterator[Verdict]:
         most = kinds.most_common(1)[0][0]
         detail = f"{len(known)} training tasks have {len(kinds)} different inputs, {most:.80} most"
         yield fault(detail, "the task set fills the wrong field of `input`")
-    note = _cut(rows, {task.id: task.input for task in split})
+    note = _cut(rows, inputs)
     of = f"{amount(len(groups), 'group')} of {amount(len(rows), 'rollout')}"
     yield ok(f"{of}, {amount(len(known), 'training task')}", note=note)
 
 
 def _at_the_door(step: Step, rows: Sequence[Row], split: Sequence[Any]) -> Iterator[Verdict]:
     """Compare what each agent got, by the record and by the runner, with the task, and its answer with the record."""
-    known = {task.id: _text(task.input) for task in split}
-    changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
-    yield from faults("the agent got another input than the task's", changed, CAUSES)
-    ids = {row.task_id for row in rows if row.given is not None}
-    inputs = {task.id: task.given(whole=step.sources.whole_rows) for task in split if task.id in ids}
-    digests = {name: value_digest(one) for name, one in inputs.items() if isinstance(one, Mapping)}
-    wrong = [row.id for row in rows if row.given is not None and digests.get(row.task_id) not in (None, row.given)]
+    pairs = _with_tasks(rows, split)
+    changed = sorted({task.id for row, task in pairs if _text(task.input) != _text(row.input)})
+    elsewhere = f"{CAUSES}, files in another folder than then, of a task without `root`"
+    yield from faults("the agent got another input than the task's", changed, elsewhere)
+    given = [(row, task.given(whole=step.sources.whole_rows)) for row, task in pairs if row.given is not None]
+    wrong = [r.id for r, one in given if isinstance(one, Mapping) and value_digest(one) not in (None, r.given)]
     what = f"the runner gave the agent another input than the task's in {amount(len(wrong), 'rollout')}"
     yield from faults(what, wrong, "what makes the jobs of tasks, or hands them to runners; a task that changed since")
     scored = [row for row in rows if row.returned is not None and row.status is not None]
     wrong = [row.id for row in scored if value_digest(row.answer) not in (None, row.returned)]
     what = f"the agent returned another answer than the one that is recorded in {amount(len(wrong), 'rollout')}"
     yield from faults(what, wrong, "what makes JSON of answers in the runner, or brings them to the reward")
+
+
+def _with_tasks(rows: Sequence[Row], split: Sequence[Any]) -> list[tuple[Row, Any]]:
+    """Return rollouts with their tasks, whose files are where they were when these ran; none of an unknown task."""
+    known = {task.id: task for task in split}
+    return [(row, known[row.task_id].under(row.root or "")) for row in rows if row.task_id in known]
 
 
 def _private(sources: Sources) -> Iterator[Verdict]:

@@ -279,6 +279,8 @@ def _problem(task: Any) -> str | None:
             return str(error)
         if problem := json_problem(dict(value), field, CURES_OF_COLUMNS if task.place else CURES):
             return problem
+    if not isinstance(task.root, str):
+        return f"root is a {type(task.root).__name__}; it must be text: write str(FOLDER)"
     if not isinstance(task.slices, Mapping) or not all(isinstance(x, str) for kv in task.slices.items() for x in kv):
         return f"slices is {task.slices!r:.80}; it must be a dict of text"
     return json_problem(dict(task.slices), "slices")
