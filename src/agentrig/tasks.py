@@ -37,6 +37,10 @@ class Task:
         slices: What figures are broken down by: a name to this task's class, for example `{"difficulty": "hard"}`.
             Text only; it is written into a run's records, and no agent gets it.
         place: Where it comes from, for messages: the file and the line.
+        root: The folder of the task set's own files, if other fields name some: each text that is this path, or begins
+            with it and `/`, is a file of the task set. Another machine or cache may have the same files under another
+            root: it is recorded with each rollout, and `under` gives the task as it was there. Without it, a run whose
+            tasks have absolute paths can be resumed and audited only while their files are where they were.
     """
 
     id: str
@@ -45,6 +49,30 @@ class Task:
     row: Any = attrs.field(default=None, repr=False)
     slices: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     place: str = attrs.field(default="", repr=False, eq=False)
+    root: str = attrs.field(default="", repr=False, eq=False)
+
+    def under(self, root: str) -> Task:
+        """Return the task with its files under another root; as it is if one of the two is not known."""
+        old, new = self.root.rstrip("/"), root.rstrip("/")
+        if not old or not new or old == new:
+            return self
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, str):
+                return new + value[len(old) :] if value == old or value.startswith(f"{old}/") else value
+            if isinstance(value, Mapping):
+                return {key: moved(item) for key, item in value.items()}
+            return [moved(item) for item in value] if isinstance(value, list | tuple) else value
+
+        return Task(
+            id=self.id,
+            input=moved(self.input),
+            private=moved(self.private),
+            row=moved(self.row),
+            slices=self.slices,
+            place=self.place,
+            root=root,
+        )
 
     def given(self, *, whole: bool) -> Any:
         """Return what an agent gets: `input`, or the whole row, with its gold."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 
 from agentrig.agents import Judged, Outcome
 from agentrig.audit import tasks
-from agentrig.audit.record import Record, Row
+from agentrig.audit.record import COLUMNS, Record, Row, _row
 from agentrig.pools import Job, Result
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
@@ -25,9 +26,14 @@ from agentrig.runners.attempt import packed
 from agentrig.runners.scorer import NOWHERE
 from agentrig.tasks import Task
 from agentrig.text import masked
-from agentrig.traces import GIVEN, RETURNED
+from agentrig.traces import GIVEN, LLM_CALL, RETURNED, SERVER
 
-TASK = Task(id="t", input={"text": "why é?", "rows": [1, 1.0, -0.0, 1e22, None]}, private={"gold": "so"})
+TASK = Task(
+    id="t",
+    input={"text": "why é?", "rows": [1, 1.0, -0.0, 1e22, None], "files": ["/data/a.db", "/data", "/database"]},
+    private={"gold": "so"},
+    root="/data",
+)
 SECRET = "sk-very-secret"
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -100,9 +106,9 @@ def recorded(agent: Any, folder: Path, *, given: Any = None, change: Callable[[R
     return found
 
 
-def faults(row: Row, *, whole_rows: bool = False) -> list[str]:
+def faults(row: Row, *, whole_rows: bool = False, task: Task = TASK) -> list[str]:
     step: Any = SimpleNamespace(sources=SimpleNamespace(whole_rows=whole_rows))
-    return [verdict.detail for verdict in tasks._at_the_door(step, [row], [TASK])]
+    return [verdict.detail for verdict in tasks._at_the_door(step, [row], [task])]
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -124,6 +130,17 @@ def test_another_answer_than_the_one_that_was_returned_is_named(name: str, tmp_p
 def test_another_input_than_the_tasks_is_named(tmp_path: Path) -> None:
     row = recorded(AGENTS["text"], tmp_path, given={**TASK.input, "rows": [1, 1, -0.0, 1e22, None]})
     assert faults(row) == ["the runner gave the agent another input than the task's in 1 rollout: r"]
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_the_files_of_a_task_may_be_under_another_root_but_no_other_ones(whole_rows: bool, tmp_path: Path) -> None:
+    row = recorded(AGENTS["text"], tmp_path, given=TASK.given(whole=whole_rows))
+    moved = TASK.under("/elsewhere/")
+    assert moved.input["files"] == ["/elsewhere/a.db", "/elsewhere", "/database"]
+    assert faults(row, whole_rows=whole_rows, task=moved) == []
+    other = attrs.evolve(moved, input={**moved.input, "files": ["/elsewhere/b.db", "/elsewhere", "/database"]})
+    assert len(faults(row, whole_rows=whole_rows, task=other)) == 2
+    assert len(faults(attrs.evolve(row, root=None), whole_rows=whole_rows, task=moved)) == 2
 
 
 def test_an_agent_gets_whole_rows_where_it_asks_for_them_and_only_there(tmp_path: Path) -> None:
@@ -153,3 +170,70 @@ def test_stored_rollouts_keep_the_digests_when_they_are_stored_again(tmp_path: P
     recorded(AGENTS["halves of a character"], tmp_path, change=lambda r: (kept.append(r), r)[1])
     again = rollout_of(row_of(rollout_of(row_of(kept[0]))))
     assert {GIVEN, RETURNED} <= again.trace.spans[0].attributes.keys()
+
+
+GOLDS = [
+    "SELECT creation, name, budget_in_billions FROM department",
+    "SELECT name FROM head ORDER BY age DESC LIMIT 1",
+    "SELECT count(*) FROM management WHERE temporary",
+]
+ASKED = [
+    {"question": f"List what is in the books of department number {i}", "query": gold} for i, gold in enumerate(GOLDS)
+]
+
+
+def rollout(task: int, number: int, *turns: tuple[str, str], teacher: bool = False) -> Row:
+    """A rollout of one of the tasks `ASKED`: what each call asked, and what the model replied."""
+    bodies: list[dict[str, Any]] = [
+        {
+            "request": {"messages": [{"role": "user", "content": asked}]},
+            "response": {"choices": [{"message": {"content": replied}}]},
+            **({"prompt_token_ids": [1], "response_token_ids": [2]} if at or not teacher else {SERVER: "teacher"}),
+        }
+        for at, (asked, replied) in enumerate(turns)
+    ]
+    spans = [{"id": str(at), "name": LLM_CALL, "error": None, "attributes": body} for at, body in enumerate(bodies)]
+    texts = {"input": json.dumps(ASKED[task]), "answer": '""', "spans": json.dumps(spans), "call_values": "[]"}
+    columns = dict.fromkeys(COLUMNS) | {"id": f"{task}-{number}", "task_id": str(task), "group": str(task)} | texts
+    return _row(columns)
+
+
+def first_turn(task: int) -> tuple[str, str]:
+    return f"Write SQL. {ASKED[task]['question']}", GOLDS[task]
+
+
+def turns_of(task: int, number: int) -> Row:
+    """A rollout whose second call quotes the reply; the model knows most golds."""
+    return rollout(task, number, first_turn(task), (f"Is this right? {GOLDS[task]}", "Yes"))
+
+
+def about_another(rows: list[Row]) -> list[str]:
+    return [fault.detail for fault in tasks._own_texts(rows, {str(i): one for i, one in enumerate(ASKED)})]
+
+
+OTHERS_GOLD = first_turn(1)[0], GOLDS[0]
+QUOTING: dict[str, Row] = {
+    "whole": rollout(1, 9, OTHERS_GOLD, (f"Is this right? {GOLDS[0]}", "No"), (f"Rewrite {GOLDS[0]}", "SELECT 1")),
+    "completed by the agent": rollout(
+        1, 9, (OTHERS_GOLD[0], "creation, name, budget_in_billions"), (f"Is this right? {GOLDS[0]}", "No")
+    ),
+    "cut, and laid out anew": rollout(
+        1, 9, (OTHERS_GOLD[0], f"```sql\n{GOLDS[0]};\n```"), (GOLDS[0].replace(" FROM", "\n  from"), "No")
+    ),
+    "another model's": rollout(1, 9, OTHERS_GOLD, (f"Is this right? {GOLDS[0]}", "No"), teacher=True),
+    "beside its own question": rollout(1, 9, (f"As {GOLDS[0]}: {ASKED[1]['question']}", "SELECT 1")),
+    "beside its own question, cut": rollout(1, 9, (f"{ASKED[0]['question']}? {ASKED[1]['question'][5:]}", "SELECT 1")),
+}
+
+
+@pytest.mark.parametrize("name", QUOTING)
+def test_a_gold_of_another_task_that_a_model_wrote_is_no_call_about_that_task(name: str) -> None:
+    assert about_another([*(turns_of(task, number) for task in range(3) for number in range(2)), QUOTING[name]]) == []
+
+
+def test_calls_of_another_task_are_named_also_where_some_quote_replies() -> None:
+    rows = [turns_of(task, number) for task in range(3) for number in range(2)]
+    moved = [attrs.evolve(rows[0], calls=rows[-1].calls), attrs.evolve(rows[-1], calls=rows[0].calls)]
+    (found,) = about_another([*moved, *rows[1:-1], QUOTING["whole"]])
+    assert found.startswith("the first call of 2 rollouts is about another task: call 0 of rollout 2-1, task 0, has ")
+    assert "question of task 2, and nothing of its own; " in found

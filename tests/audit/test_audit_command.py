@@ -68,6 +68,16 @@ def test_a_healthy_record_holds_in_every_link_afterwards_too(healthy: Path) -> N
     assert sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*")) == before, "it only reads"
 
 
+def test_a_record_holds_where_the_files_of_its_tasks_are_elsewhere(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDIT_ROOT", "/another/cache")
+    status, found = audited(run, "--step", "2")
+    assert (status, {link: each["result"] for link, each in found.items()}) == (0, dict.fromkeys(LINKS, "ok")), found
+    change(run, ROLLOUTS, (0, "root"), None)  # as of a task set that states none
+    status, found = audited(run, "--step", "2")
+    assert (status, found["tasks"]["result"]) == (1, "fault")
+    assert "files in another folder than then, of a task without `root`" in found["tasks"]["causes"]
+
+
 @pytest.mark.parametrize(("first", "then"), [(2, 4), (4, 2)])
 def test_a_resumed_run_may_measure_other_held_out_tasks_and_compares_those_of_both(
     tmp_path: Path, first: int, then: int

@@ -150,8 +150,11 @@ def test_a_checkpoint_of_other_weights_is_no_model_to_export_and_why_names_it(
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_the_best_weights_without_a_fault_also_when_it_goes_on(model: Path, tmp_path: Path) -> None:
+def test_a_run_ends_with_the_best_weights_without_a_fault_also_when_it_goes_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = trained(tmp_path, model, *FAULTS["the worst weights are kept as the best"].settings)
+    monkeypatch.setenv("AUDIT_ROOT", "/another/cache")  # where the tasks' files are from now on
     train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
     assert {each["result"] for links in verdicts(run).values() for each in links.values()} == {"ok"}
 

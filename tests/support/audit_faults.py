@@ -410,7 +410,7 @@ FAULTS = {
             "        found[0] = attrs.evolve(a, trace=b.trace, triplets=b.triplets)\n"
             "        found[-1] = attrs.evolve(b, trace=a.trace, triplets=a.triplets)"
         ),
-        names="the input that was handed to the agent is another task's",
+        names="the first call of 2 rollouts is about another task",
     ),
     "the last accuracy is of training tasks": Fault(
         link="held-out",

@@ -40,13 +40,15 @@ class Words:
     def load(self, split):
         words = ("count the names", "select a name", "order by the name", "where is the answer", "the question", "and")
         texts = [f"{split} {word}" for word in words]
+        root = os.environ.get("AUDIT_ROOT", "/data/words")
         if os.environ.get("AUDIT_EQUAL"):
             texts = texts[:1] * len(texts)
         return [
             Task(
                 id=f"{split}-{i}",
-                input={"text": text, "database": f"{len(text)}.db"},
+                input={"text": text, "database": f"{root}/{len(text)}.db"},
                 private={"gold": text.split()[-1]},
+                root=root,
             )
             for i, text in enumerate(texts)
         ]

@@ -200,8 +200,13 @@ def test_a_proof_that_was_not_reached_is_no_fault(
 
 def test_the_settings_of_a_fault_that_the_auditor_found_are_those_of_its_link(ended_run: Callable[..., Path]) -> None:
     run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
-    for links, keys in {"score": ["reward.use"], "tasks tasks held-out": ["tasks.use"]}.items():
-        faults = "\n".join(f"  {link}: 2 differ.\n    Likely causes: the reward" for link in links.split())
+    cases = (
+        ("score", "the reward", ["reward.use"]),
+        ("tasks tasks held-out", "the reward", ["tasks.use"]),
+        ("tasks", "an agent (agent.use), a runner (runners.use)", ["agent.use", "runners.use"]),
+    )
+    for links, causes, keys in cases:
+        faults = "\n".join(f"  {link}: 2 differ.\n    Likely causes: {causes}" for link in links.split())
         told = {"error": "RunStopped", "message": f"step 1: a fault:\n{faults}\n  See it again", "cause": "audit"}
         (run / "error.json").write_text(json.dumps(told))
         (problem,) = outcome.ended(Evidence.of(read_run(run)))

@@ -196,6 +196,14 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert mini_sql.cache_folder() == tmp_path / "there" / "agentrig"
 
 
+def test_the_databases_are_below_the_root_of_their_tasks(tasks: MiniSql) -> None:
+    task = tasks.load("dev")[0]
+    assert (
+        task.under("/elsewhere").input["database"]
+        == f"/elsewhere/database/{task.input['db_id']}/{task.input['db_id']}.sqlite"
+    )
+
+
 def modes(folder: Path) -> dict[str, set[int]]:
     return {
         kind: {path.stat().st_mode & 0o777 for path in folder.glob(pattern)}

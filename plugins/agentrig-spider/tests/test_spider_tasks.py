@@ -51,6 +51,10 @@ def test_a_folder_is_converted_and_loads(tmp_path: Path) -> None:
     assert tasks[0].private == {"gold": "SELECT a FROM t"}
     assert tasks[0].given(whole=True) == {"db_id": "shop", "question": "d0", "query": "SELECT a FROM t"}
     assert Path(tasks[0].input["database"]).is_file()
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert Spider(SpiderConfig(dir=str(tmp_path / "moved"))).load("dev") == [
+        t.under(str(tmp_path / "moved")) for t in tasks
+    ]
 
 
 def test_a_zip_is_converted_by_the_command(tmp_path: Path) -> None:

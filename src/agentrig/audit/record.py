@@ -32,10 +32,13 @@ CONTENT = ("messages", "model", "user", "metadata", "stream", "stream_options")
 """Fields of a request that change no sampling, or are compared by themselves."""
 
 COLUMNS = (
-    "id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "input", "answer", "spans",
+    "id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "root", "input", "answer", "spans",
     "call_values",
 )  # fmt: skip
 """Columns of a file of rollouts; the last four hold JSON."""
+
+LATER = ("root",)
+"""Those that files of earlier versions lack."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -106,7 +109,7 @@ class Row:
 
     `call_values` are the rewards of `Trace.llm_calls()`, if the reward gives any. `given` and `returned` are the
     runner's digests of the agent's input and of what it returned (`agentrig.traces.value_digest`); None where it took
-    none.
+    none. `root` is that of its task.
     """
 
     id: str
@@ -124,11 +127,19 @@ class Row:
     given: str | None = None
     returned: str | None = None
     call_values: Sequence[float | None] = ()
+    root: str | None = None
 
     @cached_property
     def said(self) -> str:
         """The text of all its replies."""
         return "\n".join(call.answered for call in self.calls)
+
+    @property
+    def first_call(self) -> Call | None:
+        """Its first call; None if another model, or the run's without its token ids, replied before."""
+        answered = (span["id"] for span in self.spans if span["name"] == LLM_CALL and span["error"] is None)
+        first = next(answered, None)
+        return next((call for call in self.calls if call.span == first), None)
 
 
 class Group(NamedTuple):
@@ -339,6 +350,7 @@ class Record:
             return []
         with readable(file):
             there = pq.read_schema(file).names
+            columns = tuple(name for name in columns if name in there or name not in LATER)
             if lacking := [name for name in columns if name not in there]:
                 raise ValueError(f"it has no column {lacking[0]}")
             schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ def tasks(step: Step) -> Iterator[Verdict]:
     """Check which tasks a step trained on.
 
     - `grpo` states which it draws (docs/learner.md), see `agentrig.audit.draws`; others may draw as they like.
-    - The agent got the task's input as the task set, loaded again, has it, also by the runner's digest, and the
-      recorded answer is what it returned; the run's tasks of all roles have the private part that the task set gives
-      them; each group has `group_size` rollouts of one task; and inputs of different tasks differ: if two tasks out
-      of the split, taken at random, are more likely to have the same input than not, the tasks are one task.
+    - The agent got the task's input as the task set, loaded again, has it, also by the runner's digest, and its first
+      call is not about another task; the recorded answer is what it returned; the run's tasks of all roles have the
+      private part that the task set gives them; each group has `group_size` rollouts of one task; and inputs of
+      different tasks differ: if two tasks out of the split, taken at random, are more likely to have the same input
+      than not, the tasks are one task.
     """
     split, rows = step.sources.splits["train"], step.rows
     if step.record.demonstrations not in ("", TASKS):
@@ -62,7 +64,8 @@ def tasks(step: Step) -> Iterator[Verdict]:
         groups[row.group].append(row.task_id)
     mixed = [f"group {name} has rollouts of {len(set(ids))} tasks" for name, ids in groups.items() if len(set(ids)) > 1]
     yield from faults("groups are mixed up", mixed, "the labels of groups")
-    yield from _own_texts(rows, {task.id: task.input for task in split})
+    inputs = {task.id: task.input for _, task in _with_tasks(rows, split)}
+    yield from _own_texts(rows, inputs)
     if step.record.knows_update:
         size = step.settings["group_size"]
         wrong = [f"group {name} has {len(ids)} rollouts" for name, ids in groups.items() if len(ids) != size]
@@ -73,26 +76,31 @@ def tasks(step: Step) -> Iterator[Verdict]:
         most = kinds.most_common(1)[0][0]
         detail = f"{len(known)} training tasks have {len(kinds)} different inputs, {most:.80} most"
         yield fault(detail, "the task set fills the wrong field of `input`")
-    note = _cut(rows, {task.id: task.input for task in split})
+    note = _cut(rows, inputs)
     of = f"{amount(len(groups), 'group')} of {amount(len(rows), 'rollout')}"
     yield ok(f"{of}, {amount(len(known), 'training task')}", note=note)
 
 
 def _at_the_door(step: Step, rows: Sequence[Row], split: Sequence[Any]) -> Iterator[Verdict]:
     """Compare what each agent got, by the record and by the runner, with the task, and its answer with the record."""
-    known = {task.id: _text(task.input) for task in split}
-    changed = sorted({r.task_id for r in rows if known.get(r.task_id, _text(r.input)) != _text(r.input)})
-    yield from faults("the agent got another input than the task's", changed, CAUSES)
-    ids = {row.task_id for row in rows if row.given is not None}
-    inputs = {task.id: task.given(whole=step.sources.whole_rows) for task in split if task.id in ids}
-    digests = {name: value_digest(one) for name, one in inputs.items() if isinstance(one, Mapping)}
-    wrong = [row.id for row in rows if row.given is not None and digests.get(row.task_id) not in (None, row.given)]
+    pairs = _with_tasks(rows, split)
+    changed = sorted({task.id for row, task in pairs if _text(task.input) != _text(row.input)})
+    elsewhere = f"{CAUSES}, files in another folder than then, of a task without `root`"
+    yield from faults("the agent got another input than the task's", changed, elsewhere)
+    given = [(row, task.given(whole=step.sources.whole_rows)) for row, task in pairs if row.given is not None]
+    wrong = [r.id for r, one in given if isinstance(one, Mapping) and value_digest(one) not in (None, r.given)]
     what = f"the runner gave the agent another input than the task's in {amount(len(wrong), 'rollout')}"
     yield from faults(what, wrong, "what makes the jobs of tasks, or hands them to runners; a task that changed since")
     scored = [row for row in rows if row.returned is not None and row.status is not None]
     wrong = [row.id for row in scored if value_digest(row.answer) not in (None, row.returned)]
     what = f"the agent returned another answer than the one that is recorded in {amount(len(wrong), 'rollout')}"
     yield from faults(what, wrong, "what makes JSON of answers in the runner, or brings them to the reward")
+
+
+def _with_tasks(rows: Sequence[Row], split: Sequence[Any]) -> list[tuple[Row, Any]]:
+    """Return rollouts with their tasks, whose files are where they were when these ran; none of an unknown task."""
+    known = {task.id: task for task in split}
+    return [(row, known[row.task_id].under(row.root or "")) for row in rows if row.task_id in known]
 
 
 def _private(sources: Sources) -> Iterator[Verdict]:
@@ -301,27 +309,47 @@ def _accuracy(rows: Sequence[Row], stated: float | None, of: str, where: str) ->
 
 
 def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Check that calls which ask about a task's text are in a rollout of that task.
+    """Check that the first call of each rollout is about the rollout's own task.
 
-    An agent may put its task into other words. Where some calls have a text of their own task's input as it is, a call
-    without it and with another task's is in the wrong rollout, or the agent mixed up its tasks.
+    Later calls prove nothing: they may quote, in any form, what a model wrote before, and a model may have learned
+    every text of every task. The first call is in the wrong rollout, or the agent mixed up its tasks, if it has a text
+    of another task's input and of its own neither a beginning nor an end. A field counts if more first calls have only
+    their own task's text in it than also another's: an agent may not show it, or show other tasks as examples.
     """
-    here = {row.task_id: inputs[row.task_id] for row in rows if isinstance(inputs.get(row.task_id), Mapping)}
-    for key in {key for one in here.values() for key in one}:
-        texts = {task: one[key] for task, one in here.items() if isinstance(one.get(key), str)}
-        texts = {task: text for task, text in texts.items() if len(text) >= TEXT}
-        own, wrong = 0, []
-        for row in (row for row in rows if row.task_id in texts):
-            mine = texts[row.task_id]
-            for call in row.calls:
-                said = call.asked
-                own += mine in said
-                other = next((task for task, text in texts.items() if text in said and text not in mine), None)
-                if mine not in said and other is not None:
-                    wrong.append(f"{call.name}, task {row.task_id}, has {key} of task {other}")
-        causes = "the input that was handed to the agent is another task's, calls that were recorded with another "
-        causes += "rollout, an agent whose rollouts share what they should not"
-        yield from faults(f"{len(wrong)} calls are about another task", wrong if own else (), causes)
+    texts: dict[str, dict[str, str]] = defaultdict(dict)  # by field, then by task
+    for task in {row.task_id for row in rows}:
+        for key, value in mapping(inputs.get(task)).items():
+            if isinstance(value, str) and len(text := _words(value)) >= TEXT:
+                texts[key][task] = text
+    first = [(row, call, _words(call.asked)) for row in rows if (call := row.first_call) is not None]
+    wrong: dict[str, str] = {}
+    for key, by_task in texts.items():
+        alone, beside, others = 0, 0, list[tuple[Row, Call, str, str]]()
+        for row, call, said in first:
+            mine = by_task.get(row.task_id, "")
+            other = next((task for task, text in by_task.items() if text not in mine and text in said), None)
+            if mine and mine in said:
+                alone, beside = alone + (other is None), beside + (other is not None)
+            elif mine and other is not None:
+                others.append((row, call, said, other))
+        for row, call, said, other in others if alone > beside else ():
+            if not _has_own(said, row.task_id, other, texts.values()):
+                wrong[row.id] = f"{call.name}, task {row.task_id}, has {key} of task {other}, and nothing of its own"
+    what = f"the first call of {amount(len(wrong), 'rollout')} is about another task"
+    causes = "an agent whose rollouts share what they should not (agent.use), a runner that gives an agent another "
+    causes += "task's input or returns another rollout's calls (runners.use)"
+    yield from faults(what, [*wrong.values()], causes)
+
+
+def _has_own(said: str, task: str, other: str, texts: Iterable[Mapping[str, str]]) -> bool:
+    """Whether a call has the beginning or the end of a text of a task, in any field, that the other one's has not."""
+    pairs = [(by_task[task], by_task.get(other, "")) for by_task in texts if task in by_task]
+    return any(end in said and end not in theirs for own, theirs in pairs for end in (own[:TEXT], own[-TEXT:]))
+
+
+def _words(text: str) -> str:
+    """Return the words of a text, alike however an agent lays it out: without punctuation, spaces and upper case."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def _cut(rows: Sequence[Row], inputs: Mapping[str, Any]) -> str:

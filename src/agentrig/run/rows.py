@@ -65,6 +65,7 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
         "call_values": json_text(list(score.calls) if score else []),
         "second_rewards": json_text(verdicts) if verdicts else None,
         "input": json_text(dict(r.task.input)),
+        "root": r.task.root or None,
         "slices": json_text(slices_of(r)),
         "answer": answer,
         "own_reward": r.outcome.own_reward,
@@ -103,7 +104,12 @@ def rollout_of(row: Mapping[str, Any]) -> Rollout:
         raise ValueError("its spans could not be written as JSON")
     return Rollout(
         id=row["id"],
-        task=Task(id=row["task_id"], input=json.loads(row["input"]), slices=json.loads(row["slices"])),
+        task=Task(
+            id=row["task_id"],
+            input=json.loads(row["input"]),
+            slices=json.loads(row["slices"]),
+            root=row.get("root") or "",  # earlier versions have no such column
+        ),
         group=row["group"],
         mode=row["mode"],
         step=row["step"],
@@ -167,7 +173,7 @@ def rollout_schema(pa: Any) -> Any:
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text,
-        "call_values": text, "second_rewards": text, "input": text, "slices": text, "answer": text,
+        "call_values": text, "second_rewards": text, "input": text, "root": text, "slices": text, "answer": text,
         "own_reward": number, "start": number, "duration_s": number, "reward_s": number,
         "version": count, "calls": count, "truncated": count, "triplets": count,
         "prompt_tokens": count, "response_tokens": count, "nodes": text, "replies": text, "spans": text,

@@ -287,6 +287,8 @@ def _problem(task: Any) -> str | None:
         value = getattr(task, field)
         if not isinstance(value, Mapping):
             return f"{field} is a {type(value).__name__}; it must be a dict"
+    if not isinstance(task.root, str):
+        return f"root is a {type(task.root).__name__}; it must be text: write str(FOLDER)"
     if not isinstance(task.slices, Mapping) or not all(isinstance(x, str) for kv in task.slices.items() for x in kv):
         return f"slices is {task.slices!r:.80}; it must be a dict of text"
     return json_problem(dict(task.slices), "slices")

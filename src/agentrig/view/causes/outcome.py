@@ -97,7 +97,10 @@ AUDITED: Mapping[str, tuple[str, ...]] = {
 }
 """The settings of each link in which the auditor may find a fault that names none."""
 
-KEYS = re.compile(r"\b(?:adapter|agent|algorithm|credit|reward|run|server|tasks)\.[a-z]\w*")
+CAUSES = "Likely causes"
+"""Begins the line of a fault's causes, after that of the fault."""
+
+KEYS = re.compile(r"\b(?:adapter|agent|algorithm|credit|reward|run|runners|server|tasks)\.[a-z]\w*")
 """A setting in the words of a fault."""
 
 
@@ -136,11 +139,12 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _of_links(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the settings that the auditor's faults name, and of a link whose faults name none, its own."""
-    named = dict[str, list[str]]()
+    """Return the settings that the auditor's faults and their causes name; of a link that names none, its own."""
+    named, link = dict[str, list[str]](), ""
     for line in lines:
-        link, _, detail = line.partition(":")
-        if link in AUDITED:
+        start, _, detail = line.partition(":")
+        link = start if start in AUDITED else link if start == CAUSES else ""
+        if link:
             named[link] = [*named.get(link, ()), *KEYS.findall(detail)]
     return tuple(dict.fromkeys(key for link, keys in named.items() for key in keys or AUDITED[link]))
 

@@ -86,6 +86,7 @@ def _task(row: Mapping[str, Any], folder: Path) -> Task:
         input={"question": row["question"], "db_id": row["db_id"], "database": str(database.absolute())},
         private={name: row[name] for name in ("gold", "intent", "frame", "conditions")},
         slices={"difficulty": difficulty(row["gold"]), "database": row["db_id"]},
+        root=str(folder.absolute()),
     )
 
 

@@ -103,6 +103,7 @@ class Spider:
                 private={"gold": row["query"]},
                 row=row,
                 slices={"difficulty": difficulty(row["query"]), "database": row["db_id"]},
+                root=str(folder),
             )
             for i, row in enumerate(rows)
         ]

@@ -76,7 +76,12 @@ class Questions:
         places = {"train": order[:80], "dev": order[80:106], "test": order[106:]}[split]  # no question in two of them
         given = {"database": str(self._database), "db_id": "car-dealers"}
         return [
-            Task(id=f"car-{i:03d}", input={"question": rows[i][0], **given}, private={"gold": rows[i][1]})
+            Task(
+                id=f"car-{i:03d}",
+                input={"question": rows[i][0], **given},
+                private={"gold": rows[i][1]},
+                root=str(self._database.parent),
+            )
             for i in places
         ]
 
