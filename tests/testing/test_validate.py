@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 from distributions import install
 
-from agentrig import RewardSpec, Score, Task
+from agentrig import RewardSpec, Score, Task, TasksSpec
 from agentrig.cli.entry import main
 from agentrig.testing import check
-from agentrig.testing.kit import CheckSkipped
+from agentrig.testing.kit import CheckFailed, CheckSkipped
 from agentrig.testing.reward import RewardSubject
+from agentrig.testing.tasks import TasksSubject, check_gold_apart
 
 FILE = str(Path(__file__).parent / "domain.py")
 DESK = Path(__file__).parents[2] / "src/agentrig/templates/domain/src/agentrig_order_desk/__init__.py"
@@ -62,6 +64,69 @@ def test_a_key_that_the_agent_may_know_can_be_named_and_a_wrong_setting_is_no_le
     assert (unused.exit_code, "validated by its name: FILE.py:NAME" in unused.stderr) == (1, True), unused.stderr
     none = validate("spider-exec", "--shared", "gold")
     assert (none.exit_code, "--shared is about the tasks of a task set" in none.stderr) == (1, True)
+
+
+HOUSES = [{"id": f"l{i}", "rooms": 1 + i % 7, "price": 900 + 13 * i} for i in range(60)]
+
+
+def gold_apart(gold: Callable[[int], Any], given: Callable[[int], dict[str, Any]], shared: Sequence[str] = ()) -> str:
+    """Return what the check says of a domain whose input has a table that its tools read; '' if nothing."""
+
+    class Houses:
+        splits, roles = ("train",), {"train": "train"}
+
+        def load(self, split: str) -> list[Task]:
+            table = {"question": "which house?", "houses": HOUSES}
+            return [Task(id=f"t{i}", input=table | given(i), private={"gold": gold(i)}) for i in range(40)]
+
+    spec = TasksSpec(name="houses", summary="", build=lambda config: Houses())
+    try:
+        check_gold_apart(TasksSubject(kind="tasks", given=spec, shared=shared))
+    except CheckFailed as failed:
+        return str(failed)
+    return ""
+
+
+def nothing(i: int) -> dict[str, Any]:
+    return {}
+
+
+LEAKS: dict[str, tuple[Any, Any, str]] = {
+    "one part is in the table": (lambda i: [f"l{i}", 12 * i + 1, f"w{i}"], nothing, ""),
+    "one part of an object is there": (lambda i: {"who": f"l{i}", "n": 70 + i}, lambda i: {"who": f"l{i}"}, ""),
+    "a list in another order": (lambda i: [i, i + 1, i + 2], lambda i: {"digits": [i + 2, i, i + 1]}, ""),
+    "all parts": (lambda i: [f"l{i}", i, f"w{i}"], lambda i: {"hint": [0, f"l{i}", i, f"w{i}"]}, "at input.hint"),
+    "all parts of an object": (
+        lambda i: {"id": f"x{i}", "of": {"n": [i, 7]}}, lambda i: {"hint": {"of": {"id": f"x{i}", "n": [i, 7]}}},
+        "at input.hint",
+    ),
+    "one of the right answers": (lambda i: [f"a{i}", f"b{i}"], lambda i: {"hint": ["?", f"b{i}"]}, "at input.hint[1]"),
+    "a text": (lambda i: f"x{i}", lambda i: {"told": {"by": [f"x{i}"]}}, "at input.told.by[0]"),
+    "a long text in a longer one": (
+        lambda i: [f"the house number {i} of all", 3], lambda i: {"told": f"Say the house number {i} of all."},
+        "at input.told",
+    ),
+}  # fmt: skip
+"""The gold of a task, what more is in its input, and the end of what the check says."""
+
+
+@pytest.mark.parametrize(("gold", "given", "end"), LEAKS.values(), ids=LEAKS)
+def test_a_whole_gold_in_the_input_is_a_leak_and_one_part_of_it_in_a_table_is_none(
+    gold: Callable[[int], Any], given: Callable[[int], dict[str, Any]], end: str
+) -> None:
+    said = gold_apart(gold, given)
+    assert said.endswith(end) if end else not said, said
+
+
+def test_a_table_that_only_tools_read_is_named_and_left_out_without_what_else_leaks() -> None:
+    def row(i: int) -> dict[str, Any]:
+        return HOUSES[i]
+
+    said = gold_apart(row, nothing)
+    assert "at input.houses[0], and elsewhere in others. If that is a table that only tools read: --shared" in said
+    assert "--shared input.houses" in said
+    assert gold_apart(row, nothing, ["input.houses"]) == ""
+    assert "at input.hint" in gold_apart(row, lambda i: {"hint": list(HOUSES[i].values())}, ["input.houses"])
 
 
 def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -34,7 +35,7 @@ class TasksSubject(Subject):
 
     Attributes:
         splits: The splits to load; None for those that have a role.
-        shared: Keys of `private` whose values the agent may know too.
+        shared: Keys of `private` that the agent may know; `input.KEY`: what only tools read.
     """
 
     splits: Sequence[str] | None = None
@@ -165,21 +166,84 @@ def check_gold_apart(subject: TasksSubject) -> None:
 
     Why: The agent reads the answer instead of working it out, and accuracy is worthless.
     Cure: Put what only the reward may know into `private` alone. If the agent may know a key: `agentrig validate …
-        --shared KEY`, and `checks("tasks", …, shared=["KEY"])` in the package's tests/test_contract.py.
+        --shared KEY`, and `checks("tasks", …, shared=["KEY"])` in the package's tests/test_contract.py; `input.KEY`
+        for a table that only tools read.
     """
     for name, tasks in subject.rows.items():
         keys = {key for task in tasks for key in task.private if key not in subject.shared}
         for key in sorted(keys):
-            golds = [(task, text) for task in tasks for text in texts_of(task.private.get(key))[:1] if text]
-            given = ((task, text, texts_of(dict(task.input))) for task, text in golds)
-            found = [
-                t for t, text, parts in given if text in parts or any(len(text) >= LONG and text in p for p in parts)
-            ]
-            if len({text for _, text in golds}) > 1 and len(found) >= GIVEN_AWAY * len(golds):
+            golds = [(task, task.private.get(key)) for task in tasks if texts_of(task.private.get(key))]
+            found = _given_away(golds, subject.shared)
+            if len({str(gold) for _, gold in golds}) > 1 and len(found) >= GIVEN_AWAY * len(golds):
+                task, gold, place = found[0]
                 raise CheckFailed(
                     f'split {name}: private["{key}"] is in the input of {len(found)} of {len(golds)} tasks; the first: '
-                    f"{found[0].id}, {cut(repr(next(text for task, text in golds if task is found[0])), 60)}"
+                    f"{task.id}, {cut(repr(gold), 60)} at {place}{_if_table([place for _, _, place in found])}"
                 )
+
+
+def _given_away(golds: Sequence[tuple[Task, Any]], shared: Sequence[str]) -> list[tuple[Task, Any, str]]:
+    """Return the tasks whose input has the gold, each with the gold and its place.
+
+    One text of a list may be the whole answer, if the others are other ways to say it. It counts where it is at one and
+    the same place in all tasks: at places that differ it is an entry of a table, and the other texts are not beside it.
+    """
+    whole, one = [], []
+    for task, gold in golds:
+        given = {key: value for key, value in task.input.items() if f"input.{key}" not in shared}
+        if place := _place_of(gold, given):
+            whole.append((task, gold, place))
+        elif isinstance(gold, list | tuple):
+            one += [(task, gold, place) for text in gold if (place := _place_of(text, given))][:1]
+    usual = Counter(place for _, _, place in one).most_common(1)
+    return whole + [each for each in one if each[2] == usual[0][0]]
+
+
+def _place_of(gold: Any, given: Any) -> str:
+    """Return where an input has a gold, of which all parts must be beside one another; '' if nowhere.
+
+    A text inside a longer one counts from `LONG` characters on, and so does the first part of a gold by itself.
+    """
+    parts = texts_of(gold)
+    if parts and len(parts[0]) >= LONG:
+        parts = parts[:1]
+    for place, value in _values(given, "input"):
+        if not isinstance(value, dict | list | tuple):
+            text = str(value)
+            if len(parts) == 1 and (text == parts[0] or (len(parts[0]) >= LONG and parts[0] in text)):
+                return place
+        elif len(parts) > 1 and (texts_of(value) == parts or _beside(parts, value)):
+            return place
+    return ""
+
+
+def _beside(parts: Sequence[str], value: dict[str, Any] | Sequence[Any]) -> bool:
+    """Return whether the entries of a list or dict have all parts; those of a list in their order, without a gap."""
+    inner = value.values() if isinstance(value, dict) else value
+    texts = [str(each) for each in inner if not isinstance(each, dict | list | tuple)]
+    if isinstance(value, dict):
+        return set(parts) <= set(texts)
+    return any(texts[i : i + len(parts)] == parts for i in range(len(texts)))
+
+
+def _values(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield a JSON value and all that it holds, each with its place: `input.houses[3].id`."""
+    yield place, value
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _values(inner, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from _values(inner, f"{place}[{i}]")
+
+
+def _if_table(places: Sequence[str]) -> str:
+    """Return what to do if the places are entries of a table: other ones in other tasks; '' if they are not."""
+    tables = {place.partition("[")[0] for place in places if "[" in place}
+    if len(tables) != 1 or len(set(places)) == 1:
+        return ""
+    field = ".".join(tables.pop().split(".")[:2])
+    return f", and elsewhere in others. If that is a table that only tools read: --shared {field}"
 
 
 def _contents(task: Task) -> list[Any]:

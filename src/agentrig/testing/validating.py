@@ -73,7 +73,7 @@ def validated(
         script: What the scripted model says; None for right answers and nonsense.
         endpoint: A real model for the trial.
         gold: The key of the tasks' private part with the right answer; None to find it as `agentrig warmup` does.
-        shared: Keys of the tasks' private part that the agent may know too.
+        shared: See `TasksSubject`.
         limit: Tasks of a trial.
         only: Names of checks, with their kind (`agent.sampling`); none for all.
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.

@@ -24,7 +24,9 @@ from agentrig.cli.options import json_option, measured_server, print_json, stdou
 @click.option("--endpoint", metavar="URL", help="Play the trial with a real model: an OpenAI-compatible server (…/v1).")
 @click.option("--model", metavar="NAME", help="The server's model; its first by default.")
 @click.option("--gold", metavar="KEY", help="Key of the tasks' private part with the right answer.")
-@click.option("--shared", multiple=True, metavar="KEY", help="A key of their private part that the agent may know too.")
+@click.option(
+    "--shared", multiple=True, metavar="KEY", help="A private key that the agent may know, or `input.KEY` of its tools."
+)
 @click.option("--limit", type=click.IntRange(1, 1000), default=12, show_default=True, help="Tasks of a trial.")
 @click.option("--only", multiple=True, metavar="CHECK", help="Run only this check, and what it needs.")
 @json_option("Print the results as JSON.")
