@@ -32,7 +32,9 @@ from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, NoScores, RewardWorker, Scorer, scores_of
+from agentrig.runners.judging import GRACE_S, NoScores
+from agentrig.runners.reward_process import NOWHERE, RewardWorker, scores_of
+from agentrig.runners.scorer import Scorer
 from agentrig.text import Room, TooLong, plain_values
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
@@ -411,7 +413,8 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
 HARMS = """
 import ctypes, json, math, os, socket, sys, threading, time, warnings
 from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
-from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.runners.reward_process import RewardPlan
+from agentrig.runners.scorer import Scorer
 from agentrig.traces import Trace
 
 lock = threading.Lock()
@@ -593,7 +596,8 @@ def test_a_score_that_comes_back_after_the_budget_does_not_count(many: bool) -> 
 HELD = """
 import ctypes, sys
 from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
-from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.runners.reward_process import RewardPlan
+from agentrig.runners.scorer import Scorer
 from agentrig.traces import Trace
 
 def held(task, outcome, budget_s):
