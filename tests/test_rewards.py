@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from unittest import mock
 
 import attrs
 import numpy as np
+import psutil
 import pytest
 
 from agentrig import Outcome, Score, Task
@@ -531,6 +533,30 @@ def test_an_outcome_is_not_charged_with_what_others_did_to_its_process(tmp_path:
     assert found[1].pop(0) == [None, "the reward ran past its budget of 2 s"]
     assert [value for value, _ in found[1]] == [1.0, 2.0, 3.0]
     assert re.search(r"is killed: tasks t0, .* ran past the budget .*; each is judged again alone\n", said)
+
+
+def test_one_signal_ends_a_command_whose_reward_spins_and_all_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "harm.py").write_text(HARMS)
+    spins = "open('spins', 'w').close()\nwhile True: pass"
+    command = [sys.executable, "harm.py", "harm", "600", spins]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # the tests may run in background
+    ) as command_process:
+        end = time.monotonic() + 60
+        while not (tmp_path / "spins").exists():
+            assert command_process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        started = psutil.Process(command_process.pid).children(recursive=True)
+        command_process.send_signal(signal.SIGINT)
+        said = command_process.communicate(timeout=30)[1]
+    assert "KeyboardInterrupt" in said
+    assert len(started) > 2
+    assert not psutil.wait_procs(started, timeout=20)[1]
 
 
 def test_a_process_that_reads_its_pipe_no_more_is_ended(tmp_path: Path) -> None:
