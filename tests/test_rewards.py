@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from unittest import mock
 
 import attrs
 import numpy as np
+import psutil
 import pytest
 
 from agentrig import Outcome, Score, Task
@@ -32,7 +34,9 @@ from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import GRACE_S, NOWHERE, NoScores, RewardWorker, Scorer, scores_of
+from agentrig.runners.judging import GRACE_S, NoScores
+from agentrig.runners.reward_process import NOWHERE, RewardWorker, scores_of
+from agentrig.runners.scorer import Scorer
 from agentrig.text import Room, TooLong, plain_values
 from agentrig.traces import LLM_CALL, REWARD, Span, Trace
 
@@ -411,7 +415,8 @@ def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
 HARMS = """
 import ctypes, json, math, os, socket, sys, threading, time, warnings
 from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
-from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.runners.reward_process import RewardPlan
+from agentrig.runners.scorer import Scorer
 from agentrig.traces import Trace
 
 lock = threading.Lock()
@@ -530,6 +535,30 @@ def test_an_outcome_is_not_charged_with_what_others_did_to_its_process(tmp_path:
     assert re.search(r"is killed: tasks t0, .* ran past the budget .*; each is judged again alone\n", said)
 
 
+def test_one_signal_ends_a_command_whose_reward_spins_and_all_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "harm.py").write_text(HARMS)
+    spins = "open('spins', 'w').close()\nwhile True: pass"
+    command = [sys.executable, "harm.py", "harm", "600", spins]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # the tests may run in background
+    ) as command_process:
+        end = time.monotonic() + 60
+        while not (tmp_path / "spins").exists():
+            assert command_process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        started = psutil.Process(command_process.pid).children(recursive=True)
+        command_process.send_signal(signal.SIGINT)
+        said = command_process.communicate(timeout=30)[1]
+    assert "KeyboardInterrupt" in said
+    assert len(started) > 2
+    assert not psutil.wait_procs(started, timeout=20)[1]
+
+
 def test_a_process_that_reads_its_pipe_no_more_is_ended(tmp_path: Path) -> None:
     """Nothing could be sent to it, so no outcome in it was late."""
     found, said = harmed(tmp_path, "harm", "60", repr([STOPS]), "[time.sleep(1) or '#' * 3_000_000]")
@@ -593,7 +622,8 @@ def test_a_score_that_comes_back_after_the_budget_does_not_count(many: bool) -> 
 HELD = """
 import ctypes, sys
 from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
-from agentrig.runners.scorer import RewardPlan, Scorer
+from agentrig.runners.reward_process import RewardPlan
+from agentrig.runners.scorer import Scorer
 from agentrig.traces import Trace
 
 def held(task, outcome, budget_s):

@@ -467,7 +467,9 @@ class Plan:
 
     def _scorer(self, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
         from agentrig.processes.replaced import left_alone
-        from agentrig.runners.scorer import CURE, RewardPlan, Scorer
+        from agentrig.runners.judging import CURE
+        from agentrig.runners.reward_process import RewardPlan
+        from agentrig.runners.scorer import Scorer
 
         name = self.registry.reference(component)
         with left_alone(f"the reward {name}, while it was built,", CURE, tell=log.warning):

@@ -23,7 +23,7 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import rollout_of, rollout_schema, row_of
 from agentrig.runners.attempt import packed
-from agentrig.runners.scorer import NOWHERE
+from agentrig.runners.reward_process import NOWHERE
 from agentrig.tasks import Task
 from agentrig.text import masked
 from agentrig.traces import GIVEN, LLM_CALL, RETURNED, SERVER

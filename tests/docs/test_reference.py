@@ -20,7 +20,7 @@ from agentrig.external.command import CommandAgent
 from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
-from agentrig.runners.scorer import NOWHERE
+from agentrig.runners.reward_process import NOWHERE
 from agentrig.traces import ATTRIBUTES
 from agentrig.tracing.recording import recording
 from agentrig.variables import INTERNAL, VARIABLES

@@ -190,6 +190,41 @@ def test_a_resume_that_is_interrupted_in_its_start_changes_nothing(
     assert {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"} == before
 
 
+SPINS = """
+from itertools import count
+from pathlib import Path
+from agentrig import RewardSpec, Score, hookimpl
+
+scored = count()
+
+def spin(task, outcome, budget_s):
+    first = Path("spins")
+    if task.id.startswith("train") and not first.exists():
+        first.write_text(task.id)
+    while first.exists() and first.read_text() == task.id:
+        pass
+    return Score.ok(next(scored) % 2)
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="spin", summary="Spins.", build=lambda config: spin)
+"""
+
+
+@pytest.mark.slow
+def test_one_signal_ends_a_run_whose_reward_spins(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start
+) -> None:
+    (tmp_path / "spins.py").write_text(SPINS)
+    words = ["--plugin", "spins.py", "--reward", "spin", "run.reward_budget_s=0.5", "run.failure_limit=1"]
+    command = start(*toy(model, toy_file, *words, steps=50))
+    command.wait_for((tmp_path / "spins").exists)
+    command.process.send_signal(signal.SIGINT)
+    said = command.ended(130)
+    assert "ending after" in said
+    assert "the reward's process is killed: task" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stuck", [False, True])
 def test_a_second_signal_ends_a_run_within_seconds(

@@ -15,7 +15,7 @@ import agentrig
 from agentrig.agents import Judged
 from agentrig.pools import Job, Result
 from agentrig.runners.attempt import packed, run_agent
-from agentrig.runners.scorer import NOWHERE
+from agentrig.runners.reward_process import NOWHERE
 from agentrig.testing.scripted import Reply, scripted_server
 from agentrig.traces import LLM_CALL
 from agentrig.tracing.recorder import opened, plain

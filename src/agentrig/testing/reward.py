@@ -17,7 +17,8 @@ from agentrig.agents import Outcome
 from agentrig.correctness import Correctness, as_much
 from agentrig.rewards import Score
 from agentrig.run.splits import json_problem
-from agentrig.runners.scorer import GRACE_S, Scorer
+from agentrig.runners.judging import GRACE_S
+from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
