@@ -206,6 +206,22 @@ def test_a_changed_record_is_named_with_its_link(name: str, run: Path) -> None:
     assert found[link]["causes"]
 
 
+def test_log_probabilities_that_are_not_one_for_each_token_are_named_and_make_no_traceback(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shortened(calls: list[dict[str, Any]]) -> None:
+        for call in calls:
+            del call["response_logprobs"][1:]
+
+    change(run, ROLLOUTS, ("calls",), shortened)
+    status, found = audited(run, "--step", "2")
+    assert (status, found["distribution"]["result"], found["gradient"]["result"]) == (1, "fault", "not looked at"), (
+        found
+    )
+    assert "another number of log-probabilities than of tokens" in found["gradient"]["detail"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_changed_setting_is_named_with_its_link(run: Path) -> None:
     text = (run / "config.toml").read_text()
     assert "lr = 0.001" in text

@@ -338,6 +338,10 @@ def gradient(step: Step) -> Iterator[Verdict]:
             begin=begin,
             reference=Weights(directory=step.record.model, trained={}) if kl else None,
         )
+        uneven = [call for call in update.calls if call.logprobs and len(call.logprobs) != len(call.reply)]
+        if uneven:
+            some_calls = amount(len(uneven), "call")
+            raise CannotLook(f"{some_calls} state another number of log-probabilities than of tokens: {uneven[0].name}")
         budget_s = math.inf if looked else step.budget_s
         found = repeat(update, precisions, seed=step.number, budget_s=budget_s, wall_s=step.wall_s, like=found)
         wrong, share = _apart(told, found, settings, half)
