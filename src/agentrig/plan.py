@@ -203,10 +203,15 @@ class Plan:
             ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
         """
         from agentrig.plugins.loading import told_if_slow
+        from agentrig.processes.put_back import torch_put_back
         from agentrig.processes.replaced import left_alone
 
         who = self.whose_tasks
-        with told_if_slow(f"making the {who}", after_s=TASKS_SLOW_S), left_alone(f"the {who}", TASKS_CURE):
+        with (
+            told_if_slow(f"making the {who}", after_s=TASKS_SLOW_S),
+            left_alone(f"the {who}", TASKS_CURE),
+            torch_put_back(f"the {who}"),
+        ):
             tasks: Tasks = self.build("tasks")
         if getattr(tasks, "whole_rows", False) and not self.sees_gold:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -339,6 +340,32 @@ def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., 
     with pytest.raises(PluginError, match=said):
         loaded(own("import json\njson.dumps = lambda value: ''\nreturn sound(split)"))
     assert json.dumps is before
+
+
+def test_what_a_task_set_changes_of_python_and_torch_is_put_back(
+    own: Callable[..., Plan], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The runners could not start, and the audit had no gradient; the messages blamed the agent and nobody."""
+    torch = pytest.importorskip("torch")
+    words = list(sys.argv)
+    more = "import sys, torch\nOwn.__init__ = lambda self: torch.set_default_device('meta')"
+    body = """
+sys.argv.clear()
+torch.set_grad_enabled(False)
+torch.set_default_dtype(torch.float64)
+torch.use_deterministic_algorithms(True)
+return sound(split)"""
+    loaded(own(body, more=more))
+    now = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
+    assert (now, torch.zeros(1).device.type, sys.argv) == ((True, torch.float32, False), "cpu", words)
+    said = [message for message in caplog.messages if message.endswith("put back")]
+    assert [message.partition(", and all")[0] for message in said] == [
+        "the task set own called torch.set_default_device(meta)",
+        "`load` of task set own called torch.set_grad_enabled(False)",
+        "`load` of task set own called torch.set_default_dtype(torch.float64)",
+        "`load` of task set own called torch.use_deterministic_algorithms(True)",
+        "`load` of task set own emptied sys.argv",
+    ]
 
 
 def test_a_task_set_or_a_file_that_changes_the_directory_moves_no_run(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from agentrig.processes.ends import forks_ended, note_started, say
 from agentrig.processes.shared import Functions, Shared, current_folder, umask
@@ -18,6 +19,14 @@ log = logging.getLogger(__name__)
 
 MARK = "AGENTRIG_RUNNER"
 """Environment variable that identifies the runner that started a process."""
+
+TORCH = {
+    "set_grad_enabled": "is_grad_enabled",
+    "set_default_dtype": "get_default_dtype",
+    "set_default_device": "get_default_device",
+    "use_deterministic_algorithms": "are_deterministic_algorithms_enabled",
+}
+"""What sets a value of torch that all code shares, and what returns it."""
 
 _lock = threading.Lock()
 _under_way = 0
@@ -57,6 +66,34 @@ def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator
         if processes:
             note_started(_children() - before, name)
         _leave(name)
+
+
+@contextmanager
+def torch_put_back(who: str) -> Iterator[None]:
+    """Run a task set's code: afterwards torch computes as before it, also if it was imported by this code.
+
+    Not for code of a reward or an algorithm: others compute at the same time, and an algorithm may set these values.
+
+    Args:
+        who: Whose code it is, for the message.
+    """
+    before = _torch_values()
+    try:
+        yield
+    finally:
+        for name, value in _torch_values().items():
+            torch: Any = sys.modules["torch"]
+            at_first = dict(zip(TORCH, (True, torch.float32, torch.device("cpu"), False), strict=True))
+            was = before.get(name, at_first[name])
+            if value != was:
+                getattr(torch, name)(None if was == torch.device("cpu") else was)  # no device computes on the CPU too
+                tell([f"called torch.{name}({value})"], who.partition(", ")[0])
+
+
+def _torch_values() -> dict[str, Any]:
+    """Return what torch's values are now, by the function that sets them; empty if torch has not been imported."""
+    torch = sys.modules.get("torch")
+    return {name: getattr(torch, get)() for name, get in TORCH.items() if hasattr(torch, get)}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
 from agentrig.plan import Plan, script_of
-from agentrig.processes.put_back import put_back
+from agentrig.processes.put_back import put_back, torch_put_back
 from agentrig.rewards import Score
 from agentrig.run.damage import reading, writing
 from agentrig.run.files import write_whole
@@ -327,7 +327,8 @@ class Rebuilt:
             for role in ROLES:
                 split = str(getattr(run, role) or tasks.roles.get(role, ""))
                 if split and split not in loaded:
-                    with put_back(f"`load` of {self._plan.whose_tasks}", processes=True):
+                    who = f"`load` of {self._plan.whose_tasks}"
+                    with put_back(who, processes=True), torch_put_back(who):
                         loaded[split] = list(tasks.load(split))
                 limit = run.train_tasks if role == "train" else 0  # a measurement's file says of how many it is
                 found[role] = loaded[split][: limit or None] if split else ()

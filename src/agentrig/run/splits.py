@@ -14,6 +14,7 @@ import attrs
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, RunSettings
 from agentrig.plugins.loading import told_if_slow
+from agentrig.processes.put_back import torch_put_back
 from agentrig.processes.replaced import left_alone
 from agentrig.run.damage import read_object
 from agentrig.tasks import ROLES, Task, Tasks, input_key, overlap, repeated
@@ -57,6 +58,7 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
         with (
             told_if_slow(f"loading the tasks of {where}", after_s=TASKS_SLOW_S),
             left_alone(f"`load` of {where},", TASKS_CURE),
+            torch_put_back(f"`load` of {where}"),
         ):
             return _checked(tasks.load(split), where)
     except AgentrigError:
