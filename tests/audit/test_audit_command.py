@@ -75,7 +75,7 @@ def test_a_record_holds_where_the_files_of_its_tasks_are_elsewhere(run: Path, mo
     change(run, ROLLOUTS, (0, "root"), None)  # as of a task set that states none
     status, found = audited(run, "--step", "2")
     assert (status, found["tasks"]["result"]) == (1, "fault")
-    assert "files in another folder than then, of a task without `root`" in found["tasks"]["causes"]
+    assert "files in another folder than then, of a task or a record without `root`" in found["tasks"]["causes"]
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 4), (4, 2)])

@@ -30,6 +30,7 @@ from agentrig.delivery import exported
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run import checkpoints
+from agentrig.run.auditing import checkpoint_fault
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.testing.tiny_model import make_tiny_model
@@ -394,9 +395,17 @@ def test_a_changed_checkpoint_is_neither_measured_nor_exported(run: Path, tmp_pa
         assert "step-00002" in done.stderr or "--from-step 2" in done.stderr
 
 
-def test_the_optimizer_is_not_needed_to_measure_or_export(run: Path) -> None:
+def test_the_optimizer_is_not_needed_to_measure_or_export(run: Path, tmp_path: Path) -> None:
     (run / LEARNER).write_bytes((run / LEARNER).read_bytes()[:-100])
     assert find_checkpoint(run) == run / CHECKPOINT
+    done = CliRunner().invoke(main, ["export", str(run), str(tmp_path / "exported")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "exported" / "model.safetensors").read_bytes() == (run / MODEL).read_bytes()
+    assert "it answers as the learner did" in done.stdout
+    (warning,) = (line for line in done.stderr.splitlines() if "warning" in line)
+    assert f"{run / CHECKPOINT}: trainer/learner.pt changed since it was saved. No training can resume" in warning
+    told = checkpoint_fault(run / CHECKPOINT)
+    assert re.match(r"step 3: the audit found a damaged file:\n  weights: .*learner\.pt cannot be read", told)
     flipped(MODEL)(run)
     with pytest.raises(CheckpointDamaged, match=r"step-00002; give its path: `eval` and `dev` take it with --checkp"):
         find_checkpoint(run)

@@ -89,8 +89,9 @@ def test_settings_edited_by_hand_are_refused_with_their_file(
     before = content(finished)
     with pytest.raises(ConfigError, match=said):
         resume_plan(finished, overrides=["algorithm.steps=4"])
-    with pytest.raises(ConfigError, match=said):
-        recorded_plan(finished)  # of `audit` and `replay`
+    with pytest.raises(ConfigError, match=said) as told:
+        recorded_plan(finished)  # of `audit`, which has no --resume
+    assert "--resume" not in str(told.value)
     assert content(finished) == before
 
 

@@ -226,6 +226,10 @@ def test_a_fault_after_a_resume_is_of_its_own_step_and_names_its_own_settings(en
     (problem,) = outcome.ended(Evidence.of(read_run(run)))
     assert (problem.since, problem.of, list(problem.settings)) == (2, 2, ["algorithm.task_sampling"])
     assert weights.links_audited(read_run(run)) == "the auditor recomputed 9 of 9 parts of steps 1, 2"
+    faults = ["tasks: step 2 trained on a", "tasks: another one", "score: 2 differ"]
+    (run / "summary.json").write_text(json.dumps({**summary, "audited": {**seen, "faults": faults}}))
+    said = "the auditor recomputed 9 of 9 parts of steps 1, 2, and 7 of 9 parts agree: not tasks, score"
+    assert weights.links_audited(read_run(run)) == said
     calls = {"distribution": [16, 48], "score": [24, 24]}
     (run / "summary.json").write_text(json.dumps({**summary, "audited": {**seen, "calls": calls}}))
     own = "sampled with settings of the agent's own, or by other weights"

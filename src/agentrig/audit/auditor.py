@@ -106,7 +106,7 @@ def _of_changed_files(wrong: list[Verdict], step: Step) -> list[Verdict]:
     if not changed:
         return wrong
     cause = f"{', '.join(changed)}: changed since the run wrote it. Restore it from a copy"
-    return [attrs.evolve(each, causes=cause) for each in wrong]
+    return [attrs.evolve(each, causes=cause, damaged=True) for each in wrong]
 
 
 def _tried(link: str, verdicts: Iterator[Verdict]) -> Iterator[Verdict]:
@@ -114,7 +114,7 @@ def _tried(link: str, verdicts: Iterator[Verdict]) -> Iterator[Verdict]:
     try:
         yield from verdicts
     except RunFileError as damaged:
-        yield fault(str(damaged), "a file of the run that was cut short or changed since")
+        yield fault(str(damaged), "a file of the run that was cut short or changed since", damaged=True)
     except CannotLook as why:
         yield Verdict(result=UNSEEN, detail=str(why))
     except Exception as error:

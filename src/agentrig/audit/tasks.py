@@ -85,7 +85,7 @@ def _at_the_door(step: Step, rows: Sequence[Row], split: Sequence[Any]) -> Itera
     """Compare what each agent got, by the record and by the runner, with the task, and its answer with the record."""
     pairs = _with_tasks(rows, split)
     changed = sorted({task.id for row, task in pairs if _text(task.input) != _text(row.input)})
-    elsewhere = f"{CAUSES}, files in another folder than then, of a task without `root`"
+    elsewhere = f"{CAUSES}, files in another folder than then, of a task or a record without `root`"
     yield from faults("the agent got another input than the task's", changed, elsewhere)
     given = [(row, task.given(whole=step.sources.whole_rows)) for row, task in pairs if row.given is not None]
     wrong = [r.id for r, one in given if isinstance(one, Mapping) and value_digest(one) not in (None, r.given)]

@@ -43,6 +43,7 @@ class Verdict:
         read: How many calls were looked at, and of how many; None where that is all or stands in no relation.
         otherwise: Of the calls that were not looked at, those that were not sampled as the settings say; the others
             were left out to save time.
+        damaged: Of a fault: whether it is of a file that was cut short or changed since the run wrote it.
     """
 
     result: Literal["ok", "fault", "not looked at"]
@@ -53,6 +54,7 @@ class Verdict:
     note: str = ""
     read: tuple[int, int] | None = None
     otherwise: int = 0
+    damaged: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +83,9 @@ class Audited:
 
     def words(self, again: str) -> str:
         """Return the message of the faults: link, what was found, what may cause it, and the command `again`."""
-        lines = [f"step {self.step}: the audit found what is not as the settings and the papers say:"]
+        what = {True: "a damaged file", False: "what is not as the settings and the papers say"}
+        kinds = sorted({what[v.damaged] for v in self.faults})
+        lines = [f"step {self.step}: the audit found {', and '.join(kinds)}:"]
         lines += [f"  {v.link}: {v.detail}.\n    Likely causes: {v.causes}" for v in self.faults]
         return "\n".join([*lines, *([f"  See it again: {again}"] if again else [])])
 
@@ -98,9 +102,9 @@ def ok(
     return Verdict(result="ok", detail=detail, ratio=ratio, note=note, read=read, otherwise=otherwise)
 
 
-def fault(detail: str, causes: str, ratio: float = 0.0) -> Verdict:
+def fault(detail: str, causes: str, ratio: float = 0.0, *, damaged: bool = False) -> Verdict:
     """Return the verdict on a link that does not hold."""
-    return Verdict(result="fault", detail=detail, causes=causes, ratio=ratio)
+    return Verdict(result="fault", detail=detail, causes=causes, ratio=ratio, damaged=damaged)
 
 
 def faults(what: str, wrong: Sequence[str], causes: str, ratio: float = 0.0) -> Iterator[Verdict]:

@@ -239,7 +239,7 @@ def checkpoint_fault(checkpoint: Path) -> str:
 
     looking = auditor.Auditor(run, Sources(splits={}, score=None, digest=fingerprint))
     found = looking.audit(int(step), links={"weights": update.saved})
-    return found.words(f"agentrig audit {run} --step {step}") if found.faults else ""
+    return found.words(f"agentrig audit {run} --step {int(step)}") if found.faults else ""
 
 
 def faults_of(run: Path) -> str:

@@ -317,6 +317,28 @@ def check_sizes(checkpoint: Path) -> None:
         _compare_sizes(checkpoint, _listed(checkpoint))
 
 
+def damaged_state(checkpoint: Path) -> list[str]:
+    """Return the files of `trainer/` that are not as they were saved; none of a directory that has no list of files.
+
+    Only training needs them: the model in the other files may be whole (`verify` with `trains=False`).
+
+    Raises:
+        CheckpointDamaged: The list cannot be read.
+        RunFileError: A file may not be read.
+    """
+    found = []
+    with reading_file(checkpoint):
+        listed = _listed(checkpoint) if os.path.lexists(checkpoint / LIST) else {}
+        for name, wanted in listed.items():
+            try:
+                if name.startswith("trainer/"):
+                    _compare_sizes(checkpoint, {name: wanted})
+                    _compare_digests(checkpoint, {name: wanted})
+            except CheckpointDamaged:
+                found.append(name)
+    return found
+
+
 def _compare_sizes(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
     for name, (size, _) in wanted.items():
         file = checkpoint / name
@@ -335,6 +357,10 @@ def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool)
             continue
         if name not in wanted and name != "keep":
             raise CheckpointDamaged(checkpoint, f"{name} was not there when it was saved; move it away")
+    _compare_digests(checkpoint, wanted)
+
+
+def _compare_digests(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
     for name, (_, digest) in wanted.items():
         try:
             found = digest_of(checkpoint / name)

@@ -27,6 +27,8 @@ MEASURE: Sequence[str] = ("reward", "tasks")
 
 NEW_RUN = "rewards and accuracies would not be comparable with those so far. That is a new run: leave out --resume"
 
+OTHER_RUN = "the run can only be compared with what it began with"
+
 
 def resume_plan(
     directory: Path,
@@ -48,7 +50,7 @@ def resume_plan(
             have its settings; or the run has ended and no override extends it; or an override or an edited
             `config.toml` names another reward or task set.
     """
-    settings, facts, began = _read(directory)
+    settings, facts, began = _read(directory, f"{NEW_RUN}, or write")
     plan = _plan_of(directory, facts, overrides=overrides, observers=observers)
     if fault := faults_of(directory):
         log.warning("%s", fault)
@@ -91,7 +93,7 @@ def recorded_plan(directory: Path) -> Plan:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
             have its settings; or it is the run of a script.
     """
-    _, facts, _ = _read(directory)
+    _, facts, _ = _read(directory, f"{OTHER_RUN}: write")
     if script_of(directory):
         raise ConfigError(
             f"{directory} is the run of a script and can't be audited after it: only the script has its tasks, its "
@@ -100,8 +102,10 @@ def recorded_plan(directory: Path) -> Plan:
     return _plan_of(directory, facts)
 
 
-def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, str]]:
+def _read(directory: Path, advice: str) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, str]]:
     """Return what is in `config.toml` and in `manifest.json`, and the names of the run's reward and task set.
+
+    `advice` says why none of these may be another one, and begins what to do.
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or `config.toml` does not name
@@ -132,7 +136,7 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], Mapping[str, Any], Mappin
         if name != began[kind]:
             raise ConfigError(
                 f"{file} was edited: it names the {noun_of(kind)} {name}, and the run began with {began[kind]}: "
-                f'{NEW_RUN}, or write [{kind}] use = "{began[kind]}" there again'
+                f'{advice} [{kind}] use = "{began[kind]}" there again'
             )
     return settings, facts, began
 

@@ -20,18 +20,20 @@ def export(run: Path, target: Path, check: bool) -> None:
     """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load, with LoRA merged.
 
     transformers loads the copy, and it must give the run's probe the log-probabilities that the learner gave; and the
-    checkpoint must hold the weights of the step that it states, by the digest that the run recorded. A killed
-    export leaves `.TARGET.part` beside TARGET; the same command replaces it.
+    checkpoint must hold the weights of the step that it states, by the digest that the run recorded. Damage of the
+    trainer's own files is only told: the model needs none of them. A killed export leaves `.TARGET.part` beside
+    TARGET; the same command replaces it.
 
     \b
     agentrig export runs/mini-20260101-120000 my-model
     """
     import shutil
 
-    from agentrig.delivery.exported import check_export
+    from agentrig.delivery.exported import SIGNATURE, check_export
     from agentrig.errors import AgentrigError, ConfigError
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import checkpoint_fault
+    from agentrig.run.checkpoints import damaged_state
     from agentrig.run.damage import writing
     from agentrig.run.files import flush_tree
 
@@ -47,8 +49,15 @@ def export(run: Path, target: Path, check: bool) -> None:
             shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
             _copy_model(checkpoint, part)
         with temporary_files():  # torch makes a folder for compiled kernels, whether it compiles any or not
-            result = check_export(part, checkpoint) if check else ""
-            if check and (fault := checkpoint_fault(checkpoint)):
+            damaged = damaged_state(checkpoint) if check else []
+            result = check_export(part, checkpoint) if check and str(SIGNATURE) not in damaged else ""
+            if damaged:
+                click.echo(
+                    f"agentrig: warning: {checkpoint}: {', '.join(damaged)} changed since it was saved. No training "
+                    "can resume from it, and its model, which is whole, is not compared with the learner's weights",
+                    err=True,
+                )
+            elif check and (fault := checkpoint_fault(checkpoint)):
                 raise AgentrigError(fault)
         with writing(target, "another TARGET"):
             flush_tree(part)

@@ -74,6 +74,10 @@ def links_audited(run: RunData) -> str:
     shown = ", ".join(map(str, steps if len(steps) < 8 else [*steps[:4], "…", *steps[-2:]]))
     of_steps = f"step{'s' if len(steps) > 1 else ''} {shown}"
     text = f"the auditor recomputed {seen.get('links')} of {seen.get('of')} parts of {of_steps}"
+    faults, looked = seen.get("faults"), number(seen.get("links"))
+    wrong = {str(told).partition(":")[0]: "" for told in faults} if isinstance(faults, list) else {}
+    if wrong and looked is not None:
+        text += f", and {looked - len(wrong):.0f} of {looked:.0f} parts agree: not {', '.join(wrong)}"
     left, read = mapping(seen.get("not_looked_at")), mapping(seen.get("calls"))
     otherwise = number(seen.get("sampled_otherwise"))
     parts = [
