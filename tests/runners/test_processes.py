@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import wrapt
 from model_server import ModelServer
 
 from agentrig import AgentFailure, Endpoint, Outcome
@@ -31,7 +33,7 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
 from agentrig.processes import forks
-from agentrig.processes.shared import InterpreterChanged, SharedByRollouts, umask
+from agentrig.processes.shared import CLIENTS, InterpreterChanged, SharedByRollouts, umask
 from agentrig.runners import pools
 from agentrig.runners.attempt import failure_kind, run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan
@@ -370,14 +372,70 @@ def test_what_an_agent_changes_for_all_changes_no_answer_of_its_siblings(
 
 
 def test_what_one_of_several_rollouts_replaces_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = [
+        (getattr(importlib.import_module(module), kind), "create")
+        for module, kinds in CLIENTS.items()
+        if ".resources." in module
+        for kind in kinds
+    ]
+    assert len(clients) == 6
     shared = SharedByRollouts(several=True)
     assert shared.end(shared.begin()) == ("", [])
-    for owner, name in ((httpx.Client, "send"), (time, "time"), (random, "random"), (builtins, "open")):
+    for owner, name in ((httpx.Client, "send"), (time, "time"), (random, "random"), (builtins, "open"), *clients):
         first, turn = shared.begin(), shared.begin()
         monkeypatch.setattr(owner, name, lambda *_: {})
         with pytest.raises(InterpreterChanged, match=rf"^replaced ([\w.]+\.)?{name} of the interpreter$"):
             shared.end(turn)
         assert (shared.end(first), first.beside, turn.beside) == (("", []), True, True)
+
+
+TRACER = """
+import wrapt
+
+class Wrapper:  # an object, as OpenInference has it
+    def __call__(self, wrapped, instance, args, kwargs):
+        return wrapped(*args, **kwargs)
+
+def instrument(owner, name):
+    wrapt.wrap_function_wrapper(owner, name, Wrapper())
+
+def uninstrument(owner, name):
+    setattr(owner, name, vars(owner)[name].__wrapped__)
+"""
+
+
+def test_a_library_that_records_calls_may_wrap_a_client_and_unwrap_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "recording_library.py").write_text(TRACER)
+    monkeypatch.syspath_prepend(folder)
+    library = importlib.import_module("recording_library")
+    messages = importlib.import_module("anthropic.resources.messages").Messages
+    monkeypatch.setattr(messages, "create", messages.create)  # whatever fails here, the class is whole again
+    shared = SharedByRollouts(several=True)
+    for do in (library.instrument, library.instrument, library.uninstrument, library.uninstrument, library.instrument):
+        do(messages, "create")
+        assert [shared.end(turn) for turn in (shared.begin(), shared.begin())] == [("", [])] * 2
+    wrapt.wrap_function_wrapper(messages, "create", lambda wrapped, *_: {})
+    with pytest.raises(InterpreterChanged, match=r"^replaced [\w.]+\.Messages\.create of the interpreter$"):
+        shared.end([shared.begin(), shared.begin()][0])
+
+
+def test_a_client_that_is_imported_and_changed_in_one_rollout_ends_its_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "openai.resources.responses"
+    module = importlib.import_module(name)
+    for change in (False, True):
+        monkeypatch.delitem(sys.modules, name)
+        shared = SharedByRollouts(several=True)
+        turn = shared.begin()
+        monkeypatch.setitem(sys.modules, name, module)
+        if change:
+            monkeypatch.setattr(module.Responses, "create", lambda *_: {})
+        said = f"replaced {name}.Responses.create of the interpreter" if change else ""
+        assert shared.end(turn) == (said, [])
+        assert shared.lasting == said
 
 
 def test_directory_variables_and_umask_are_put_back_and_each_is_told_once(

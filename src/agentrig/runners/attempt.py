@@ -21,7 +21,7 @@ from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import forks_ended, no_silent_end
 from agentrig.processes.put_back import restored, restored_since, tell
-from agentrig.processes.shared import CURE, SharedByRollouts
+from agentrig.processes.shared import CURE, SharedByRollouts, import_clients
 from agentrig.prompting import prompted
 from agentrig.tasks import field_hint
 from agentrig.text import cut, masked, plain_json, storable, whole_json, words_of
@@ -45,14 +45,16 @@ ANSWER_LIMIT = 10_000_000
 def build_agent(plan: AgentSource) -> tuple[Agent | None, str]:
     """Build a runner's agent; return it and '', or None and why it cannot be built. Nothing is raised.
 
-    What records its calls is imported here, so that this does not count towards a rollout's deadline.
+    What records its calls, and all of its clients, is imported here: it does not count towards a rollout's deadline.
     """
     try:
         from agentrig.tracing.recording import install
 
         install()
         with no_silent_end():
-            return plan.build(), ""
+            agent = plan.build()
+            import_clients()
+            return agent, ""
     except BaseException as error:
         own = isinstance(error, AgentrigError)
         text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
@@ -226,7 +228,7 @@ def packed(
     if shared is not None and turn is not None:
         replaced, did = shared.end(turn)
         tell(did)
-        said = f"the agent {replaced}, and it is put back"
+        said = f"the agent {replaced}, {'which nothing can undo here' if shared.lasting else 'and it is put back'}"
         if replaced and shared.several:
             why = f"{said}: {CURE}"
         elif replaced and result is not None:
