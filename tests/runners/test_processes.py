@@ -13,6 +13,7 @@ import queue
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,8 +36,9 @@ from agentrig.pools import Job, Result
 from agentrig.processes import forks
 from agentrig.processes.shared import CLIENTS, InterpreterChanged, SharedByRollouts, umask
 from agentrig.runners import pools
-from agentrig.runners.attempt import failure_kind, run_agent, running_loop
+from agentrig.runners.attempt import failure_kind, run_agent
 from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.loops import RunnerLoop
 from agentrig.runners.processes import Pool
 
 Start = Callable[..., Pool]
@@ -693,6 +695,48 @@ def test_an_async_agent_may_share_one_client_among_its_rollouts(model: ModelServ
     assert prompts == {f"job-{i}": f"Is {i} odd?" for i in range(24)}
 
 
+def test_what_blocks_the_event_loop_of_a_runner_is_named(
+    model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`time.sleep` in an async agent: its siblings' calls timed out, which looked like a fault of the server."""
+    monkeypatch.setattr(pools, "_told_blocked", set())
+    pool = start("toy-shared", threads=2, deadline_s=6.0)
+    submit(pool, jobs(model, "hang", "", ""))
+    late, *others = sorted(drain(pool, 3), key=lambda r: r.id)
+    assert [r.outcome.answer for r in others] == ["odd"] * 2
+    place, cure = r"toy_plugin\.py:\d+ in misbehave", "`await asyncio.to_thread"
+    assert late.outcome.failure == "deadline"
+    assert re.search(rf"; meanwhile {place} blocked the event loop, which all .* {cure}", late.outcome.message)
+    (said,) = [text for text in caplog.messages if "blocks the event loop" in text]
+    assert re.match(rf"the agent toy-shared blocks the event loop at {place}, which all .* {cure}", said)
+
+
+def test_a_timeout_while_the_event_loop_was_blocked_does_not_blame_the_model() -> None:
+    places: list[str] = []
+    loop, client = RunnerLoop(places.append, tick_s=0.1), httpx.AsyncClient(timeout=0.2)
+    outcomes = queue.SimpleQueue[Outcome]()
+
+    async def blocks(task_input: Any, endpoint: Endpoint) -> Any:
+        while not places:
+            time.sleep(0.01)
+
+    async def waits(task_input: Any, endpoint: Endpoint) -> Any:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            call = asyncio.create_task(client.get(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+            await asyncio.sleep(0.05)
+            threading.Thread(target=lambda: outcomes.put(run(blocks, loop).outcome), daemon=True).start()
+            await call
+
+    outcome = run(waits, loop).outcome
+    assert outcome.failure == "agent-error"
+    assert re.match(
+        r"(Read|Connect)Timeout.*; meanwhile test_processes\.py:\d+ in blocks blocked the event", outcome.message
+    )
+    assert outcomes.get(timeout=20).failure is None
+    later = run(waits, loop).outcome  # nothing blocks it any more
+    assert (later.failure, "blocked" in later.message) == ("llm-error", False)
+
+
 def test_wake_ends_a_wait(start: Start) -> None:
     pool = start()
     drain(pool, 0)
@@ -707,19 +751,19 @@ def test_wake_ends_a_wait(start: Start) -> None:
 
 
 @pytest.fixture(scope="module")
-def loop() -> asyncio.AbstractEventLoop:
+def loop() -> RunnerLoop:
     """A loop in a thread, as a runner has one."""
-    return running_loop()
+    return RunnerLoop()
 
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 
 
-def run(agent: Any, loop: asyncio.AbstractEventLoop | None = None) -> Result:
+def run(agent: Any, loop: RunnerLoop | None = None) -> Result:
     return run_agent(agent, Job(id="r", input={"a": 1}, endpoint=ENDPOINT), loop)
 
 
-def test_agents_may_be_coroutines_or_objects(loop: asyncio.AbstractEventLoop) -> None:
+def test_agents_may_be_coroutines_or_objects(loop: RunnerLoop) -> None:
     async def answer(task_input: Any, endpoint: Endpoint) -> Any:
         await asyncio.sleep(0)
         return {"doubled": 2 * task_input["a"]}
@@ -787,7 +831,7 @@ def test_the_cause_counts_unless_it_is_hidden_on_purpose(hide: bool, kind: str) 
     assert run(agent).outcome.failure == kind
 
 
-def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: asyncio.AbstractEventLoop) -> None:
+def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: RunnerLoop) -> None:
     async def coroutine(task_input: Any, endpoint: Endpoint) -> Any:
         raise SystemExit(3)
 
@@ -817,7 +861,7 @@ def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: asyncio.Abs
     said = "RuntimeError: it stopped the event loop that the rollouts of a runner share; return an answer instead"
     assert outcome.failure == "agent-error"
     assert outcome.message.startswith(f"{said} (test_processes.py:"), outcome.message
-    loop.call_soon_threadsafe(going.set)
+    loop.loop.call_soon_threadsafe(going.set)
     assert other.get(timeout=20).outcome.answer == "odd"  # it did not even notice
 
 

@@ -329,7 +329,8 @@ class SharedClient:
         self.client = None
 
     async def __call__(self, task_input, endpoint):
-        """Ask once."""
+        """Ask once; a task may say that it blocks the event loop."""
+        misbehave(task_input["do"], task_input)
         self.client = self.client or httpx.AsyncClient(timeout=20)
         body = {"model": endpoint.model, "messages": [{"role": "user", "content": f"Is {task_input['number']} odd?"}]}
         with agentrig.span("write_query"):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig.runners.loops import BLOCKED, blocked_words
 from agentrig.text import amount
 
 if TYPE_CHECKING:
@@ -36,10 +37,14 @@ HELD = (
 )
 """Added to the message of a late rollout whose runner did not answer."""
 
+BLOCKED_S = 3.0
+"""Seconds in which a runner says again that its event loop is blocked, if it still is."""
+
 SLOW_S = 15.0
 """Seconds after which it is said that the agent is still being built."""
 
 _told_slow: set[tuple[str, str]] = set()  # what this process has said it of
+_told_blocked: set[tuple[str, str]] = set()  # the same, of `BasePool._blocks`
 
 FILES = 256
 """Files that a process of a run must be allowed to open; the run of recipe `mini` needs between 128 and 200."""
@@ -73,6 +78,7 @@ class Worker:
         asked: When it was asked to answer, because a rollout is late; 0 if it was not.
         answers: Whether it has answered since.
         jobs: Its jobs with their start times.
+        blocked: When the event loop of its async rollouts was last seen to be blocked, and where.
     """
 
     title: str
@@ -81,6 +87,7 @@ class Worker:
     answers: bool = False
     created: float = attrs.field(factory=time.monotonic)
     jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
+    blocked: tuple[float, str] = (0.0, "")
 
 
 W = TypeVar("W", bound=Worker)
@@ -313,6 +320,15 @@ class BasePool(abc.ABC, Generic[W]):
             f"{self.cure} to see where"
         )
 
+    def _blocks(self, worker: W, place: str) -> None:
+        """Note where code of the agent blocks the event loop of a runner, and say so once, also for several pools."""
+        worker.blocked = (time.monotonic(), place)
+        if (self.builds, self._plan.name) not in _told_blocked:
+            _told_blocked.add((self.builds, self._plan.name))
+            logging.getLogger(type(self).__module__).warning(
+                "the %s %s blocks the event loop at %s, %s", self.builds, self._plan.name, place, BLOCKED
+            )
+
     def _check_built(self, now: float) -> None:
         """Raise `AgentrigError` if a runner takes too long to build its agent."""
         self._tell_slow(now)
@@ -345,6 +361,9 @@ class BasePool(abc.ABC, Generic[W]):
                 continue
             if held and self._beside(worker):
                 stopped = "could run nothing, because native code kept Python's interpreter"
+            seen, place = worker.blocked
+            if not stopped and now - seen < BLOCKED_S and self._beside(worker):
+                stopped = f"could run nothing, because {place} blocked its event loop"
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
                 failed += self._remove_dead(worker, "", partial(self._stopped_words, stopped))
@@ -356,7 +375,8 @@ class BasePool(abc.ABC, Generic[W]):
             log.warning("%s", self._late_words(worker, [worker.jobs[job_id][0] for job_id in overdue]))
             for job_id in overdue:
                 job, started = worker.jobs.pop(job_id)
-                failed.append(job.failed("deadline", self._deadline_words(bool(held)), started))
+                blocked = blocked_words(place) if place and seen >= started else ""
+                failed.append(job.failed("deadline", self._deadline_words(bool(held)) + blocked, started))
                 self._lost.pop(job_id, None)
             self._waiting.extendleft(
                 job.again() for job, _ in worker.jobs.values()
