@@ -216,10 +216,12 @@ def test_plain_data_arrives_as_it_was_returned(model: ModelServer, start: Start)
 def test_an_answer_that_is_not_plain_names_its_place_and_the_cure(model: ModelServer, start: Start) -> None:
     pool = start(threads=1)
     odd = ["bytes", "set", "array", "date", "key", "numbers-as-keys", "not-finite", "own-reward"]
+    odd += ["anything", "mock", "mock-of-dict", "mock-of-text"]
     submit(pool, jobs(model, *odd))
     found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd))}
     assert {outcome.failure for outcome in found.values()} == {"bad-answer"}
     said = {name: outcome.message.partition("AgentFailure: ")[2] for name, outcome in found.items()}
+    said = {name: re.sub(r"[\w.]+\.(Anything|MagicMock)", r"\1", text) for name, text in said.items()}
     assert said == {
         "bytes": 'its answer["rows"][0]["name"] is of the type bytes; return its .decode()',
         "set": 'its answer["found"] is of the type set; return a list of it',
@@ -229,6 +231,10 @@ def test_an_answer_that_is_not_plain_names_its_place_and_the_cure(model: ModelSe
         "numbers-as-keys": 'its answer["rows"][0] has a key of the type int; return text as keys',
         "not-finite": 'its answer["rows"][1] is inf, which JSON can\'t hold; return None or text',
         "own-reward": "its own reward is of the type str; return a number",
+        "anything": "its answer is of the type Anything; return text, numbers, lists or dicts",
+        "mock": "its answer[1] is of the type MagicMock; return text, numbers, lists or dicts",
+        "mock-of-dict": 'its answer["rows"] is of the type MagicMock; return text, numbers, lists or dicts',
+        "mock-of-text": 'its answer["rows"][0] is of the type MagicMock; return text, numbers, lists or dicts',
     }
 
 
