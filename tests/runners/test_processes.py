@@ -29,7 +29,7 @@ import pytest
 import wrapt
 from model_server import ModelServer
 
-from agentrig import AgentFailure, Endpoint, Outcome
+from agentrig import AgentFailure, Endpoint, Outcome, processes
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
@@ -389,7 +389,8 @@ def test_what_one_of_several_rollouts_replaces_is_named(monkeypatch: pytest.Monk
     assert len(clients) == 6
     shared = SharedByRollouts(several=True)
     assert shared.end(shared.begin()) == ("", [])
-    for owner, name in ((httpx.Client, "send"), (time, "time"), (random, "random"), (builtins, "open"), *clients):
+    owners = [(httpx.Client, "send"), (time, "time"), (random, "random"), (builtins, "open"), *clients]
+    for owner, name in (*owners, (processes.shared, "current_folder"), (processes.shared, "_instruments")):
         first, turn = shared.begin(), shared.begin()
         monkeypatch.setattr(owner, name, lambda *_: {})
         with pytest.raises(InterpreterChanged, match=rf"^replaced ([\w.]+\.)?{name} of the interpreter$"):

@@ -51,6 +51,14 @@ MODULES = (
 WITH_METHODS = ("json.decoder", "json.encoder", "http.client", "queue", "random", "threading")
 """Those whose classes are compared too."""
 
+OWN = (
+    *(f"agentrig.{name}" for name in ("errors", "pools", "text", "traces")),
+    *(f"agentrig.processes.{name}" for name in ("ends", "put_back", "shared")),
+    *(f"agentrig.runners.{name}" for name in ("attempt", "loops", "processes")),
+    *(f"agentrig.tracing.{name}" for name in ("httpx_tap", "recorder", "recording")),
+)
+"""Modules of agentrig that a rollout runs through: all their functions are compared, for this comparison needs them."""
+
 CLIENTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("httpx", "httpx2"), ("Client", "AsyncClient", "HTTPTransport", "AsyncHTTPTransport", "Response")),
     "requests": ("Session", "Response"),
@@ -189,13 +197,16 @@ class Functions:
     be an installed package's.
 
     Attributes:
-        lasting: Whether a function was replaced that cannot be put back, because nobody has seen the original.
+        lasting: Whether a function was replaced that cannot be put back, because nobody has seen the original; or one
+            of agentrig, which has more of them than are compared.
     """
 
     def __init__(self) -> None:
         self.lasting = False
         self._awaited = list(CLIENTS)
-        self._parts = [(name, owner, _compared(owner)) for name, owner in (*_owners(MODULES), *self._imported())]
+        self._parts = [
+            (name, owner, _compared(owner)) for name, owner in (*_owners((*OWN, *MODULES)), *self._imported())
+        ]
 
     def replaced(self, *, put_back: bool) -> str:
         """Say which are others now: `replaced json.loads of the interpreter`; '' for none.
@@ -215,6 +226,7 @@ class Functions:
                     before[name] = now
                     continue
                 found.append(f"{part}.{name}".removeprefix("builtins."))
+                self.lasting = self.lasting or part in OWN
                 if put_back:
                     setattr(owner, name, was)
         for part, owner in self._imported() if put_back else ():
@@ -318,10 +330,11 @@ class SharedByRollouts(Shared):
 
 def _compared(owner: Any) -> dict[str, Any]:
     """Return the functions, classes and the like that a module or a class has now."""
+    own = getattr(owner, "__name__", "") in OWN
     return {
         name: value
         for name, value in dict(vars(owner)).items()
-        if (name[:1] != "_" or name in ("__init__", "__call__"))
+        if (name[:1] != "_" or name in ("__init__", "__call__") or (name[1:2] != "_" and own))
         # `isinstance` would make some objects of a client's module import a part of it
         and (callable(value) or type(value) in (classmethod, staticmethod, property))
     }
