@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import re
 import resource
 import socket
 import threading
@@ -40,11 +41,14 @@ HELD = (
 BLOCKED_S = 3.0
 """Seconds in which a runner says again that its event loop is blocked, if it still is."""
 
+BLOCKS_TOLD = 3
+"""So many functions that block an event loop are told of."""
+
 SLOW_S = 15.0
 """Seconds after which it is said that the agent is still being built."""
 
 _told_slow: set[tuple[str, str]] = set()  # what this process has said it of
-_told_blocked: set[tuple[str, str]] = set()  # the same, of `BasePool._blocks`
+_told_blocked: set[str] = set()  # functions that it has said to block a loop
 
 FILES = 256
 """Files that a process of a run must be allowed to open; the run of recipe `mini` needs between 128 and 200."""
@@ -321,10 +325,11 @@ class BasePool(abc.ABC, Generic[W]):
         )
 
     def _blocks(self, worker: W, place: str) -> None:
-        """Note where code of the agent blocks the event loop of a runner, and say so once, also for several pools."""
+        """Note where code of the agent blocks the event loop of a runner; say so once of a function, for all pools."""
         worker.blocked = (time.monotonic(), place)
-        if (self.builds, self._plan.name) not in _told_blocked:
-            _told_blocked.add((self.builds, self._plan.name))
+        function = re.sub(r":\d+ ", " ", place)
+        if function not in _told_blocked and len(_told_blocked) < BLOCKS_TOLD:
+            _told_blocked.add(function)
             logging.getLogger(type(self).__module__).warning(
                 "the %s %s blocks the event loop at %s, %s", self.builds, self._plan.name, place, BLOCKED
             )
