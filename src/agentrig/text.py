@@ -373,7 +373,7 @@ def _containers(value: Any, what: str, around: int = 0) -> Iterator[Any]:
     """Yield the lists, tuples and dicts in plain data; raise `ValueError` if it is nested too deep."""
     level: list[Any] = [[value]]
     for _ in range(DEPTH_LIMIT + around + 1):
-        inner = (x for v in level for x in (v.values() if isinstance(v, dict) else v) if isinstance(x, _CONTAINERS))
+        inner = (x for v in level for x in (v.values() if _is_a(v, dict) else v) if _is_a(x, *_CONTAINERS))
         level = list({id(x): x for x in inner}.values())  # each once: two in each other are four, eight and so on
         if not level:
             return
@@ -382,6 +382,7 @@ def _containers(value: Any, what: str, around: int = 0) -> Iterator[Any]:
 
 
 _CONTAINERS = (dict, list, tuple)
+_SCALARS = (str, int, float, type(None))
 
 
 def _not_plain(value: Any, what: str, strict: bool) -> str:
@@ -389,23 +390,28 @@ def _not_plain(value: Any, what: str, strict: bool) -> str:
     todo = [(what, value)]
     while todo:
         place, part = todo.pop()
-        if isinstance(part, dict):
+        if _is_a(part, dict):
             for key in part:
-                if not isinstance(key, str if strict else str | int | float | None):
+                if not _is_a(key, *((str,) if strict else _SCALARS)):
                     return f"{place} has a key of the type {_type_name(key)}; return text as keys"
             todo += [(f"{place}[{json.dumps(key)}]", inner) for key, inner in reversed(part.items())]
-        elif isinstance(part, list | tuple):
+        elif _is_a(part, list, tuple):
             todo += [(f"{place}[{i}]", part[i]) for i in reversed(range(len(part)))]
-        elif strict and isinstance(part, float) and not math.isfinite(part):
+        elif strict and _is_a(part, float) and not math.isfinite(part):
             return f"{place} is {float(part)}, which JSON can't hold; return None or text"
-        elif isinstance(part, int) and abs(part) >= TOO_LARGE:
+        elif _is_a(part, int) and abs(part) >= TOO_LARGE:
             return f"{place} is {LARGE_WORDS}, which no reader takes; return it as hex()"
-        elif not isinstance(part, str | int | float | None):
-            methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(part, name))
+        elif not _is_a(part, *_SCALARS):
+            methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(type(part), name))
             cure = next((f"return its .{name}()" for name in methods), "return text, numbers, lists or dicts")
-            cure = "return a list of it" if isinstance(part, set | frozenset) else cure
+            cure = "return a list of it" if _is_a(part, set, frozenset) else cure
             return f"{place} is of the type {_type_name(part)}; {cure}"
     return ""
+
+
+def _is_a(value: Any, *types: type) -> bool:
+    """`isinstance` for JSON, which is not asked of the value: a mock may say that it is a dict, and holds nothing."""
+    return issubclass(type(value), types)
 
 
 def _type_name(value: Any) -> str:

@@ -22,7 +22,8 @@ from agentrig.external.http import HttpAgent
 from agentrig.findings import Finding, Situation
 from agentrig.plan import resolve
 from agentrig.pools import Job, RunnerSettings
-from agentrig.runners.attempt import run_agent, running_loop
+from agentrig.runners.attempt import run_agent
+from agentrig.runners.loops import RunnerLoop
 from agentrig.secrets import Secret
 from agentrig.settings import structure
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
@@ -281,7 +282,7 @@ def test_a_service_that_restarts_loses_no_rollout(caplog: pytest.LogCaptureFixtu
     """It is away for longer than the agent has time for a rollout: waiting for it does not count."""
     with serving(Service(says({"answer": 1}))) as first:
         port = first.server_address[1]
-    agent, loop, outcomes = HttpAgent(HttpConfig(url=first.address, timeout_s=1.0)), running_loop(), []
+    agent, loop, outcomes = HttpAgent(HttpConfig(url=first.address, timeout_s=1.0)), RunnerLoop(), []
 
     def run(name: str) -> None:
         outcomes.append(run_agent(agent, Job(id=name, input={}, endpoint=ENDPOINT), loop).outcome)
@@ -313,7 +314,7 @@ def test_rollouts_of_a_runner_share_a_loop_and_a_slow_one_holds_up_no_other() ->
             go.wait(20)
         handler.reply(200, json.dumps({"answer": sent["rollout_id"]}).encode())
 
-    loop, outcomes = running_loop(), []
+    loop, outcomes = RunnerLoop(), []
     with serving(Service(waits)) as service:
         agent = HttpAgent(HttpConfig(url=service.address))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import queue
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,17 +26,19 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import wrapt
 from model_server import ModelServer
 
-from agentrig import AgentFailure, Endpoint, Outcome
+from agentrig import AgentFailure, Endpoint, Outcome, processes
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result
 from agentrig.processes import forks
-from agentrig.processes.shared import InterpreterChanged, SharedByRollouts, umask
+from agentrig.processes.shared import CLIENTS, InterpreterChanged, SharedByRollouts, umask
 from agentrig.runners import pools
-from agentrig.runners.attempt import failure_kind, run_agent, running_loop
+from agentrig.runners.attempt import failure_kind, run_agent
 from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.loops import RunnerLoop
 from agentrig.runners.processes import Pool
 
 Start = Callable[..., Pool]
@@ -216,10 +220,12 @@ def test_plain_data_arrives_as_it_was_returned(model: ModelServer, start: Start)
 def test_an_answer_that_is_not_plain_names_its_place_and_the_cure(model: ModelServer, start: Start) -> None:
     pool = start(threads=1)
     odd = ["bytes", "set", "array", "date", "key", "numbers-as-keys", "not-finite", "own-reward"]
+    odd += ["anything", "mock", "mock-of-dict", "mock-of-text"]
     submit(pool, jobs(model, *odd))
     found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd))}
     assert {outcome.failure for outcome in found.values()} == {"bad-answer"}
     said = {name: outcome.message.partition("AgentFailure: ")[2] for name, outcome in found.items()}
+    said = {name: re.sub(r"[\w.]+\.(Anything|MagicMock)", r"\1", text) for name, text in said.items()}
     assert said == {
         "bytes": 'its answer["rows"][0]["name"] is of the type bytes; return its .decode()',
         "set": 'its answer["found"] is of the type set; return a list of it',
@@ -229,6 +235,10 @@ def test_an_answer_that_is_not_plain_names_its_place_and_the_cure(model: ModelSe
         "numbers-as-keys": 'its answer["rows"][0] has a key of the type int; return text as keys',
         "not-finite": 'its answer["rows"][1] is inf, which JSON can\'t hold; return None or text',
         "own-reward": "its own reward is of the type str; return a number",
+        "anything": "its answer is of the type Anything; return text, numbers, lists or dicts",
+        "mock": "its answer[1] is of the type MagicMock; return text, numbers, lists or dicts",
+        "mock-of-dict": 'its answer["rows"] is of the type MagicMock; return text, numbers, lists or dicts',
+        "mock-of-text": 'its answer["rows"][0] is of the type MagicMock; return text, numbers, lists or dicts',
     }
 
 
@@ -374,14 +384,71 @@ def test_what_an_agent_changes_for_all_changes_no_answer_of_its_siblings(
 
 
 def test_what_one_of_several_rollouts_replaces_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = [
+        (getattr(importlib.import_module(module), kind), "create")
+        for module, kinds in CLIENTS.items()
+        if ".resources." in module
+        for kind in kinds
+    ]
+    assert len(clients) == 6
     shared = SharedByRollouts(several=True)
     assert shared.end(shared.begin()) == ("", [])
-    for owner, name in ((httpx.Client, "send"), (time, "time"), (random, "random"), (builtins, "open")):
+    owners = [(httpx.Client, "send"), (time, "time"), (random, "random"), (builtins, "open"), *clients]
+    for owner, name in (*owners, (processes.shared, "current_folder"), (processes.shared, "_instruments")):
         first, turn = shared.begin(), shared.begin()
         monkeypatch.setattr(owner, name, lambda *_: {})
         with pytest.raises(InterpreterChanged, match=rf"^replaced ([\w.]+\.)?{name} of the interpreter$"):
             shared.end(turn)
         assert (shared.end(first), first.beside, turn.beside) == (("", []), True, True)
+
+
+TRACER = """
+import wrapt
+
+class Wrapper:  # an object, as OpenInference has it
+    def __call__(self, wrapped, instance, args, kwargs):
+        return wrapped(*args, **kwargs)
+
+def instrument(owner, name):
+    wrapt.wrap_function_wrapper(owner, name, Wrapper())
+
+def uninstrument(owner, name):
+    setattr(owner, name, vars(owner)[name].__wrapped__)
+"""
+
+
+def test_a_library_that_records_calls_may_wrap_a_client_and_unwrap_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "recording_library.py").write_text(TRACER)
+    monkeypatch.syspath_prepend(folder)
+    library = importlib.import_module("recording_library")
+    messages = importlib.import_module("anthropic.resources.messages").Messages
+    monkeypatch.setattr(messages, "create", messages.create)  # whatever fails here, the class is whole again
+    shared = SharedByRollouts(several=True)
+    for do in (library.instrument, library.instrument, library.uninstrument, library.uninstrument, library.instrument):
+        do(messages, "create")
+        assert [shared.end(turn) for turn in (shared.begin(), shared.begin())] == [("", [])] * 2
+    wrapt.wrap_function_wrapper(messages, "create", lambda wrapped, *_: {})
+    with pytest.raises(InterpreterChanged, match=r"^replaced [\w.]+\.Messages\.create of the interpreter$"):
+        shared.end([shared.begin(), shared.begin()][0])
+
+
+def test_a_client_that_is_imported_and_changed_in_one_rollout_ends_its_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "openai.resources.responses"
+    module = importlib.import_module(name)
+    for change in (False, True):
+        monkeypatch.delitem(sys.modules, name)
+        shared = SharedByRollouts(several=True)
+        turn = shared.begin()
+        monkeypatch.setitem(sys.modules, name, module)
+        if change:
+            monkeypatch.setattr(module.Responses, "create", lambda *_: {})
+        said = f"replaced {name}.Responses.create of the interpreter" if change else ""
+        assert shared.end(turn) == (said, [])
+        assert shared.lasting == said
 
 
 def test_directory_variables_and_umask_are_put_back_and_each_is_told_once(
@@ -639,6 +706,48 @@ def test_an_async_agent_may_share_one_client_among_its_rollouts(model: ModelServ
     assert prompts == {f"job-{i}": f"Is {i} odd?" for i in range(24)}
 
 
+def test_what_blocks_the_event_loop_of_a_runner_is_named(
+    model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`time.sleep` in an async agent: its siblings' calls timed out, which looked like a fault of the server."""
+    monkeypatch.setattr(pools, "_told_blocked", set())
+    pool = start("toy-shared", threads=2, deadline_s=6.0)
+    submit(pool, jobs(model, "hang", "", ""))
+    late, *others = sorted(drain(pool, 3), key=lambda r: r.id)
+    assert [r.outcome.answer for r in others] == ["odd"] * 2
+    place, cure = r"toy_plugin\.py:\d+ in misbehave", "`await asyncio.to_thread"
+    assert late.outcome.failure == "deadline"
+    assert re.search(rf"; meanwhile {place} blocked the event loop, which all .* {cure}", late.outcome.message)
+    (said,) = [text for text in caplog.messages if "blocks the event loop" in text]
+    assert re.match(rf"the agent toy-shared blocks the event loop at {place}, which all .* {cure}", said)
+
+
+def test_a_timeout_while_the_event_loop_was_blocked_does_not_blame_the_model() -> None:
+    places: list[str] = []
+    loop, client = RunnerLoop(places.append, tick_s=0.1), httpx.AsyncClient(timeout=0.2)
+    outcomes = queue.SimpleQueue[Outcome]()
+
+    async def blocks(task_input: Any, endpoint: Endpoint) -> Any:
+        while not places:
+            time.sleep(0.01)
+
+    async def waits(task_input: Any, endpoint: Endpoint) -> Any:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            call = asyncio.create_task(client.get(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+            await asyncio.sleep(0.05)
+            threading.Thread(target=lambda: outcomes.put(run(blocks, loop).outcome), daemon=True).start()
+            await call
+
+    outcome = run(waits, loop).outcome
+    assert outcome.failure == "agent-error"
+    assert re.match(
+        r"(Read|Connect)Timeout.*; meanwhile test_processes\.py:\d+ in blocks blocked the event", outcome.message
+    )
+    assert outcomes.get(timeout=20).failure is None
+    later = run(waits, loop).outcome  # nothing blocks it any more
+    assert (later.failure, "blocked" in later.message) == ("llm-error", False)
+
+
 def test_wake_ends_a_wait(start: Start) -> None:
     pool = start()
     drain(pool, 0)
@@ -653,19 +762,19 @@ def test_wake_ends_a_wait(start: Start) -> None:
 
 
 @pytest.fixture(scope="module")
-def loop() -> asyncio.AbstractEventLoop:
+def loop() -> RunnerLoop:
     """A loop in a thread, as a runner has one."""
-    return running_loop()
+    return RunnerLoop()
 
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 
 
-def run(agent: Any, loop: asyncio.AbstractEventLoop | None = None) -> Result:
+def run(agent: Any, loop: RunnerLoop | None = None) -> Result:
     return run_agent(agent, Job(id="r", input={"a": 1}, endpoint=ENDPOINT), loop)
 
 
-def test_agents_may_be_coroutines_or_objects(loop: asyncio.AbstractEventLoop) -> None:
+def test_agents_may_be_coroutines_or_objects(loop: RunnerLoop) -> None:
     async def answer(task_input: Any, endpoint: Endpoint) -> Any:
         await asyncio.sleep(0)
         return {"doubled": 2 * task_input["a"]}
@@ -733,7 +842,7 @@ def test_the_cause_counts_unless_it_is_hidden_on_purpose(hide: bool, kind: str) 
     assert run(agent).outcome.failure == kind
 
 
-def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: asyncio.AbstractEventLoop) -> None:
+def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: RunnerLoop) -> None:
     async def coroutine(task_input: Any, endpoint: Endpoint) -> Any:
         raise SystemExit(3)
 
@@ -763,7 +872,7 @@ def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: asyncio.Abs
     said = "RuntimeError: it stopped the event loop that the rollouts of a runner share; return an answer instead"
     assert outcome.failure == "agent-error"
     assert outcome.message.startswith(f"{said} (test_processes.py:"), outcome.message
-    loop.call_soon_threadsafe(going.set)
+    loop.loop.call_soon_threadsafe(going.set)
     assert other.get(timeout=20).outcome.answer == "odd"  # it did not even notice
 
 

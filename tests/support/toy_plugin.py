@@ -26,6 +26,7 @@ import time
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import attrs
 import httpx
@@ -252,7 +253,20 @@ HOSTILE = {
     "deep": b"result job-0 " + b"[" * 100_000 + b"\n",
 }
 
+
+class Anything:
+    """An object that has every attribute."""
+
+    def __getattr__(self, name):
+        """Return itself."""
+        return self
+
+
 ODD_ANSWERS = {
+    "anything": Anything,
+    "mock": lambda: [1, MagicMock()],
+    "mock-of-dict": lambda: {"rows": MagicMock(spec=dict)},
+    "mock-of-text": lambda: {"rows": [MagicMock(spec=str)]},
     "bytes": lambda: {"rows": [{"name": b"x"}]},
     "set": lambda: {"found": {1}},
     "array": lambda: {"scores": array.array("f", [1.0])},
@@ -330,7 +344,8 @@ class SharedClient:
         self.client = None
 
     async def __call__(self, task_input, endpoint):
-        """Ask once."""
+        """Ask once; a task may say that it blocks the event loop."""
+        misbehave(task_input.get("do", ""), task_input)
         self.client = self.client or httpx.AsyncClient(timeout=20)
         body = {"model": endpoint.model, "messages": [{"role": "user", "content": f"Is {task_input['number']} odd?"}]}
         with agentrig.span("write_query"):

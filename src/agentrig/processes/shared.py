@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import logging
 import os
 import re
@@ -10,8 +11,10 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import is_
+from types import CodeType
 from typing import Any
 
 import attrs
@@ -48,12 +51,29 @@ MODULES = (
 WITH_METHODS = ("json.decoder", "json.encoder", "http.client", "queue", "random", "threading")
 """Those whose classes are compared too."""
 
+OWN = (
+    *(f"agentrig.{name}" for name in ("errors", "pools", "text", "traces")),
+    *(f"agentrig.processes.{name}" for name in ("ends", "put_back", "shared")),
+    *(f"agentrig.runners.{name}" for name in ("attempt", "loops", "processes")),
+    *(f"agentrig.tracing.{name}" for name in ("httpx_tap", "recorder", "recording")),
+)
+"""Modules of agentrig that a rollout runs through: all their functions are compared, for this comparison needs them."""
+
 CLIENTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("httpx", "httpx2"), ("Client", "AsyncClient", "HTTPTransport", "AsyncHTTPTransport", "Response")),
-    **dict.fromkeys(("openai", "anthropic"), ("OpenAI", "AsyncOpenAI", "Anthropic", "AsyncAnthropic")),
     "requests": ("Session", "Response"),
+    "openai": ("OpenAI", "AsyncOpenAI"),
+    "openai._base_client": ("SyncAPIClient", "AsyncAPIClient"),
+    "openai.resources.chat.completions": ("Completions", "AsyncCompletions"),
+    "openai.resources.responses": ("Responses", "AsyncResponses"),
+    "anthropic": ("Anthropic", "AsyncAnthropic"),
+    "anthropic._base_client": ("SyncAPIClient", "AsyncAPIClient"),
+    "anthropic.resources.messages": ("Messages", "AsyncMessages"),
 }
-"""Packages of clients, and their classes that are compared, if they are imported."""
+"""Packages of clients, or their modules, and the classes there that are compared, from when they are imported."""
+
+INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
+"""What the path of an installed package has in it; Debian's own Python has the second."""
 
 CURE = (
     "the rollouts of a runner share it, so their answers can't be trusted. Leave it as it is, or change it while the "
@@ -63,6 +83,9 @@ CURE = (
 
 SHOWN = 5
 """So many replaced functions are named."""
+
+LAYERS = 20
+"""So many functions in one another are looked at; a loop of them has no end."""
 
 
 class InterpreterChanged(Exception):
@@ -166,15 +189,30 @@ class Shared:
 
 
 class Functions:
-    """The functions and classes that all code of this process calls, as they are now."""
+    """The functions and classes that all code of this process calls, as they are now.
+
+    Tracing libraries wrap the functions of clients to record calls, some only in the first rollout, and take their
+    wrappers off again. That is no replacement: each function between the new one and a known one is an installed
+    package's. The same holds for a client that is imported later, whose functions are not known from before: each must
+    be an installed package's.
+
+    Attributes:
+        lasting: Whether a function was replaced that cannot be put back, because nobody has seen the original; or one
+            of agentrig, which has more of them than are compared.
+    """
 
     def __init__(self) -> None:
-        self._parts = [(name, owner, _compared(owner)) for name, owner in _owners()]
+        self.lasting = False
+        self._awaited = list(CLIENTS)
+        self._parts = [
+            (name, owner, _compared(owner)) for name, owner in (*_owners((*OWN, *MODULES)), *self._imported())
+        ]
 
     def replaced(self, *, put_back: bool) -> str:
         """Say which are others now: `replaced json.loads of the interpreter`; '' for none.
 
-        What an installed library has wrapped, as those do that record calls, is left alone.
+        Args:
+            put_back: Whether to put them back; only then, clients that have been imported since are looked at too.
         """
         found = []
         for part, owner, before in self._parts:
@@ -184,14 +222,28 @@ class Functions:
             for name, was in [*before.items()]:
                 if (now := get(name)) is was:
                     continue
-                if _instruments(now, was):
+                if part not in OWN and _instruments(now, was):  # what this calls is one of them
                     before[name] = now
                     continue
                 found.append(f"{part}.{name}".removeprefix("builtins."))
+                self.lasting = self.lasting or part in OWN
                 if put_back:
                     setattr(owner, name, was)
+        for part, owner in self._imported() if put_back else ():
+            known = _compared(owner)
+            foreign = [name for name, now in known.items() if isinstance(owner, type) and _is_foreign(now)]
+            found += [f"{part}.{name}" for name in foreign]
+            self.lasting = self.lasting or bool(foreign)
+            self._parts.append((part, owner, known))
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         return f"replaced {', '.join(found[:SHOWN])}{more} of the interpreter" if found else ""
+
+    def _imported(self) -> list[tuple[str, Any]]:
+        """Return the owners in the clients that have been imported since the last call."""
+        names = [name for name in self._awaited if _is_imported(name)]
+        if names:
+            self._awaited = [name for name in self._awaited if name not in names]
+        return [*_owners(names)]
 
 
 @attrs.define(eq=False)
@@ -238,6 +290,8 @@ class SharedByRollouts(Shared):
         with self._lock:
             self._turns.discard(turn)
             replaced = self._functions.replaced(put_back=True)
+            if self._functions.lasting:
+                self.lasting = self.lasting or replaced
             moved = {"directory": self._restored_folder(), "variables": self._restored_variables()}
             if turn.beside and (met := [did for did in (replaced, *moved.values()) if did]):
                 block = " (contextlib.chdir does so for all threads, too)" if moved["directory"] else ""
@@ -276,10 +330,11 @@ class SharedByRollouts(Shared):
 
 def _compared(owner: Any) -> dict[str, Any]:
     """Return the functions, classes and the like that a module or a class has now."""
+    own = getattr(owner, "__name__", "") in OWN
     return {
         name: value
         for name, value in dict(vars(owner)).items()
-        if (name[:1] != "_" or name in ("__init__", "__call__"))
+        if (name[:1] != "_" or name in ("__init__", "__call__") or (name[1:2] != "_" and own))
         # `isinstance` would make some objects of a client's module import a part of it
         and (callable(value) or type(value) in (classmethod, staticmethod, property))
     }
@@ -306,28 +361,68 @@ def umask() -> int | None:
     return int(found[1], 8) if found else None
 
 
-def _owners() -> Iterator[tuple[str, Any]]:
-    for name in (*MODULES, *CLIENTS):
+def import_clients() -> None:
+    """Import what the packages of clients that are imported leave for the first call.
+
+    So their functions are known before a rollout can replace them, and no two rollouts import them at once.
+    """
+    for name in CLIENTS:
+        if name.partition(".")[0] in sys.modules:
+            with suppress(ImportError):  # an older release
+                importlib.import_module(name)
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a module has been imported to its end: another thread may be about to."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _owners(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    for name in names:
         if (module := sys.modules.get(name)) is None:
             continue
-        yield name, module
         has = vars(module)
         classes = CLIENTS.get(name, ())
+        if not classes or "." not in name:
+            yield name, module
         if name in WITH_METHODS:
             classes = [key for key, value in has.items() if getattr(value, "__module__", "") == name]
         yield from ((f"{name}.{key}", has[key]) for key in classes if isinstance(has.get(key), type))
 
 
 def _instruments(now: Any, was: Any) -> bool:
-    """Whether an installed library has wrapped a function, and says so, as those do that record calls."""
-    wrapper: Callable[..., Any] | None = now
-    code = getattr(getattr(now, "_self_wrapper", now), "__code__", None)
-    if code is None or f"{os.sep}site-packages{os.sep}" not in code.co_filename:
-        return False
-    while (wrapper := getattr(wrapper, "__wrapped__", None)) is not None:
-        if wrapper is was:
+    """Whether an installed library has wrapped a function, or taken a wrapper off it, as those do that record calls."""
+    known = {id(layer) for layer in _layers(was)}
+    for layer in _layers(now):
+        if id(layer) in known:
             return True
+        if not any(folder in _file_of(layer) for folder in INSTALLED):
+            return False
     return False
+
+
+def _is_foreign(function: Any) -> bool:
+    """Whether a function of a client's class, or one in it, is no installed package's."""
+    return any(file and not any(folder in file for folder in INSTALLED) for file in map(_file_of, _layers(function)))
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """Yield a function, and those that are wrapped in it, as `functools.wraps` and wrapt say it."""
+    for _ in range(LAYERS):
+        if function is None:
+            return
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _file_of(function: Any) -> str:
+    """Return the file of a function's code, or of an object's that is called; '' for what is not written in Python."""
+    called = getattr(function, "_self_wrapper", function)  # wrapt's: the function that it wraps has another file
+    for each in (called, getattr(type(called), "__call__", None)):  # noqa: B004
+        if type(code := getattr(each, "__code__", None)) is CodeType:
+            return code.co_filename
+    return ""
 
 
 def _limits() -> dict[str, int]:

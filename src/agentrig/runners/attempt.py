@@ -7,10 +7,9 @@ import inspect
 import json
 import logging
 import math
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -22,8 +21,9 @@ from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
 from agentrig.processes.ends import forks_ended, no_silent_end
 from agentrig.processes.put_back import restored, restored_since, tell
-from agentrig.processes.shared import CURE, SharedByRollouts
+from agentrig.processes.shared import CURE, SharedByRollouts, import_clients
 from agentrig.prompting import prompted
+from agentrig.runners.loops import RunnerLoop, awaited
 from agentrig.tasks import field_hint
 from agentrig.text import check_characters, cut, masked, plain_json, storable, words_of
 from agentrig.traces import GIVEN, RETURNED, Trace, value_digest
@@ -46,27 +46,29 @@ ANSWER_LIMIT = 10_000_000
 def build_agent(plan: AgentSource) -> tuple[Agent | None, str]:
     """Build a runner's agent; return it and '', or None and why it cannot be built. Nothing is raised.
 
-    What records its calls is imported here, so that this does not count towards a rollout's deadline.
+    What records its calls, and all of its clients, is imported here: it does not count towards a rollout's deadline.
     """
     try:
         from agentrig.tracing.recording import install
 
         install()
         with no_silent_end():
-            return plan.build(), ""
+            agent = plan.build()
+            import_clients()
+            return agent, ""
     except BaseException as error:
         own = isinstance(error, AgentrigError)
         text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
         return None, text + hint(text)
 
 
-def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> Result:
+def run_agent(agent: Agent, job: Job, loop: RunnerLoop | None = None) -> Result:
     """Run one rollout in this thread; exceptions become typed failures.
 
     Args:
         agent: What `AgentSpec.build` returned.
         job: The rollout.
-        loop: The loop from `running_loop`, for an `async` agent. All its rollouts in a process share one loop,
+        loop: The loop of an `async` agent. All its rollouts in a process share one loop,
             because a client is bound to the loop of its first call. None for a new loop.
     """
     start, clock = time.time(), time.perf_counter()
@@ -84,9 +86,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     return Result(id=job.id, outcome=outcome, trace=trace, start=start, duration_s=time.perf_counter() - clock)
 
 
-def _called(
-    agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None, visit: GatewayAttempt | None
-) -> tuple[Recorder, Outcome]:
+def _called(agent: Agent, job: Job, loop: RunnerLoop | None, visit: GatewayAttempt | None) -> tuple[Recorder, Outcome]:
     """Call the agent and record its calls; those that went through the gateway are fetched there at the end."""
     from agentrig.tracing.recording import recording
 
@@ -115,8 +115,7 @@ def _called(
             with forks_ended("the agent"):
                 answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):
-                waiting = _await(answer)
-                answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
+                answer = loop.result(answer) if loop else asyncio.run(awaited(answer))
             restored()
             own = answer if isinstance(answer, Judged) else Judged(answer=answer)
             digest = value_digest(own.answer)
@@ -125,7 +124,8 @@ def _called(
                 recorder.about[RETURNED] = digest
         except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
             restored()
-            outcome = _failed(error, job, restored_since(began))
+            blocked = loop.blocked_since(began) if loop else ""
+            outcome = _failed(error, job, restored_since(began), blocked)
             recorder.fail(outcome.message)
     if visit is not None:
         try:
@@ -142,8 +142,15 @@ def _measured(job: Job) -> bool:
     return job.mode in ("val", "test")
 
 
-def _failed(error: BaseException, job: Job, told: str = "") -> Outcome:
-    """Return the outcome of a rollout whose agent raised an exception; `told` is added to its message."""
+def _failed(error: BaseException, job: Job, told: str = "", blocked: str = "") -> Outcome:
+    """Return the outcome of a rollout whose agent raised an exception.
+
+    Args:
+        error: The exception.
+        job: The rollout.
+        told: Is added to its message.
+        blocked: Is added to that of a timeout, which then is no failure of the model's server.
+    """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     kind = failure_kind(error)
@@ -153,6 +160,8 @@ def _failed(error: BaseException, job: Job, told: str = "") -> Outcome:
         kind, message = "agent-error", f"{message} {named}"
     own = kind == "agent-error"
     place = place_of(error) + field_hint(error, input=job.input) if own else _answer_of(error, message)
+    if blocked and any("Timeout" in type(each).__name__ for each in _chain(error)):
+        kind, told = "agent-error" if kind == "llm-error" else kind, told + blocked
     return Outcome(failure=kind, message=message + place + hint(message) + told)
 
 
@@ -202,7 +211,7 @@ def _number(reward: Any) -> float | None:
 def packed(
     agent: Agent,
     job: Job,
-    loop: asyncio.AbstractEventLoop | None = None,
+    loop: RunnerLoop | None = None,
     shared: SharedByRollouts | None = None,
 ) -> bytes:
     """Run a rollout and return its `Result`, packed. An error is one, so that no rollout waits for its deadline.
@@ -229,40 +238,13 @@ def packed(
     if shared is not None and turn is not None:
         replaced, did = shared.end(turn)
         tell(did)
-        said = f"the agent {replaced}, and it is put back"
+        said = f"the agent {replaced}, {'which nothing can undo here' if shared.lasting else 'and it is put back'}"
         if replaced and shared.several:
             why = f"{said}: {CURE}"
         elif replaced and result is not None:
             log.info("%s: the next rollout begins without it", said)
             why, data = "", result.packed()
     return job.failed("agent-error", why, started).packed() if why else data
-
-
-def running_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop that runs in a new thread, for `run_agent`. No rollout can end it: others would hang."""
-    loop = asyncio.new_event_loop()
-
-    def refuse() -> NoReturn:
-        raise RuntimeError("it stopped the event loop that the rollouts of a runner share; return an answer instead")
-
-    def run() -> None:
-        while not loop.is_closed():
-            try:
-                loop.run_forever()
-            except BaseException as error:  # of a task that the agent made: sys.exit, or a KeyboardInterrupt
-                log.warning("%r in a task of the agent ended the event loop of its runner: it runs again", error)
-
-    loop.stop = refuse  # type: ignore[method-assign]
-    threading.Thread(target=run, name="loop", daemon=True).start()
-    return loop
-
-
-async def _await(awaitable: Any) -> Any:
-    try:
-        with forks_ended("the agent"):
-            return await awaitable
-    except SystemExit as error:  # otherwise it would end the event loop of all rollouts
-        raise AgentFailure(f"the agent called sys.exit({error.code!r})") from error
 
 
 def failure_kind(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import re
 import resource
 import socket
 import threading
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig.runners.loops import BLOCKED, blocked_words
 from agentrig.text import amount
 
 if TYPE_CHECKING:
@@ -36,10 +38,17 @@ HELD = (
 )
 """Added to the message of a late rollout whose runner did not answer."""
 
+BLOCKED_S = 3.0
+"""Seconds in which a runner says again that its event loop is blocked, if it still is."""
+
+BLOCKS_TOLD = 3
+"""So many functions that block an event loop are told of."""
+
 SLOW_S = 15.0
 """Seconds after which it is said that the agent is still being built."""
 
 _told_slow: set[tuple[str, str]] = set()  # what this process has said it of
+_told_blocked: set[str] = set()  # functions that it has said to block a loop
 
 FILES = 256
 """Files that a process of a run must be allowed to open; the run of recipe `mini` needs between 128 and 200."""
@@ -74,6 +83,7 @@ class Worker:
         answers: Whether it has answered since.
         jobs: Its jobs with their start times.
         given: How many jobs it has been given since it started.
+        blocked: When the event loop of its async rollouts was last seen to be blocked, and where.
     """
 
     title: str
@@ -83,6 +93,7 @@ class Worker:
     created: float = attrs.field(factory=time.monotonic)
     jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
     given: int = 0
+    blocked: tuple[float, str] = (0.0, "")
 
 
 W = TypeVar("W", bound=Worker)
@@ -291,10 +302,12 @@ class BasePool(abc.ABC, Generic[W]):
             "%s", self._late_words(worker, [worker.jobs[job_id][0] for job_id in overdue])
         )
         failed = []
+        seen, place = worker.blocked
         for job_id in overdue:
             job, started = worker.jobs.pop(job_id)
             if self._lose(worker, job, late=True):
-                failed.append(job.failed("deadline", self._deadline_words(held), started))
+                blocked = blocked_words(place) if place and seen >= started else ""
+                failed.append(job.failed("deadline", self._deadline_words(held) + blocked, started))
         self._waiting.extendleft(job.again() for job, _ in worker.jobs.values())  # not their fault: not lost
         return failed
 
@@ -345,6 +358,16 @@ class BasePool(abc.ABC, Generic[W]):
             f"{self.cure} to see where"
         )
 
+    def _blocks(self, worker: W, place: str) -> None:
+        """Note where code of the agent blocks the event loop of a runner; say so once of a function, for all pools."""
+        worker.blocked = (time.monotonic(), place)
+        function = re.sub(r":\d+ ", " ", place)
+        if function not in _told_blocked and len(_told_blocked) < BLOCKS_TOLD:
+            _told_blocked.add(function)
+            logging.getLogger(type(self).__module__).warning(
+                "the %s %s blocks the event loop at %s, %s", self.builds, self._plan.name, place, BLOCKED
+            )
+
     def _check_built(self, now: float) -> None:
         """Raise `AgentrigError` if a runner takes too long to build its agent."""
         self._tell_slow(now)
@@ -377,6 +400,9 @@ class BasePool(abc.ABC, Generic[W]):
                 continue
             if held and self._beside(worker):
                 stopped = "could run nothing, because native code kept Python's interpreter"
+            seen, place = worker.blocked
+            if not stopped and now - seen < BLOCKED_S and self._beside(worker):
+                stopped = f"could run nothing, because {place} blocked its event loop"
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
                 failed += self._remove_dead(worker, "", partial(self._stopped_words, stopped))

@@ -36,7 +36,8 @@ from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_proces
 from agentrig.processes.put_back import lasting, note_shared, restored
 from agentrig.processes.scratch import remove_left
 from agentrig.processes.shared import CURE, InterpreterChanged, Shared, SharedByRollouts
-from agentrig.runners.attempt import build_agent, packed, running_loop
+from agentrig.runners.attempt import build_agent, packed
+from agentrig.runners.loops import RunnerLoop
 from agentrig.runners.pools import BasePool, Worker, counted
 from agentrig.text import MESSAGE_LIMIT, cut, storable, words_of
 
@@ -116,7 +117,7 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
                 end(f"{named} {done}, which nothing can undo in its process")
 
     try:
-        loop = running_loop()
+        loop = RunnerLoop(lambda place: send(b"blocked", quote(place, safe="").encode()))
         for i in range(threads):
             threading.Thread(target=serve, name=f"rollout-{i}", daemon=True).start()
     except RuntimeError as error:  # there is no memory for one
@@ -327,8 +328,12 @@ class Pool(BasePool[ProcessWorker]):
         if what == b"alive":
             worker.answers = True
             return []
-        if what == b"ending" and worker.ready:
-            worker.why = cut(storable(unquote(value.decode("ascii", "replace"))), MESSAGE_LIMIT)
+        if what in (b"ending", b"blocked") and worker.ready:
+            said = cut(storable(unquote(value.decode("ascii", "replace"))), MESSAGE_LIMIT)
+            if what == b"ending":
+                worker.why = said
+            else:
+                self._blocks(worker, said)
             return []
         name, _, packed_result = value.partition(b" ")
         job, started = worker.jobs.get(unquote(name.decode("ascii", "replace")), (None, 0.0))
