@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from agentrig_lightning import Trainer
 from agentrig_lightning.scripts import _named, packed
-from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm
+from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm, resumed_algorithm
 from agentrig_lightning.verl import in_words_of_script
 from model_server import model_server
 
@@ -353,6 +352,41 @@ def test_values_that_become_text_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert said.message == f"rows of train hold values of these types as text: {type(Path()).__name__}"
 
 
+RUNS = "agentrig run --resume {run} "
+
+
+@pytest.mark.parametrize(
+    ("resumes", "named", "used"),
+    [
+        (f"{RUNS}--algorithm grpo a.py -- --algorithm x", "", "grpo"),
+        (f"{RUNS}--algorithm grpo folder/a.py", "grpo", "grpo"),
+        (f"{RUNS}a.py -- --algorithm x", "", ""),
+    ],
+)
+def test_a_resumed_script_keeps_the_algorithm_of_its_run(tmp_path: Path, resumes: str, named: str, used: str) -> None:
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "manifest.json").write_text(json.dumps({"resumes": resumes}))
+    assert resumed_algorithm(tmp_path, Path("a.py"), named) == used
+
+
+@pytest.mark.parametrize(
+    ("resumes", "named", "said"),
+    [
+        (f"{RUNS}a.py", "grpo", "was started without --algorithm, and keeps its"),
+        (f"{RUNS}--algorithm grpo a.py", "sft", "was started with --algorithm grpo"),
+        (f"{RUNS}b.py", "", "is a run of b.py, not of a.py; it resumes with: agentrig run --resume"),
+        ("agentrig train --resume {run}", "", "is not the run of a script: agentrig train --resume"),
+        (None, "", "is not a run directory"),
+    ],
+)
+def test_a_script_does_not_resume_another_run(tmp_path: Path, resumes: str | None, named: str, said: str) -> None:
+    if resumes is not None:
+        (tmp_path / "config.toml").touch()
+        (tmp_path / "manifest.json").write_text(json.dumps({"resumes": resumes}))
+    with pytest.raises(ConfigError, match=said):
+        resumed_algorithm(tmp_path, Path("a.py"), named)
+
+
 @pytest.mark.slow
 def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(LEARNER)
@@ -377,7 +411,12 @@ def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: P
         1,
         f"agentrig: runs/odd is the run of a script; it resumes with: {again}\n",
     )
-    subprocess.run([*agentrig, *shlex.split(again)[1:]], cwd=tmp_path, check=True, timeout=200)
+    misspelt = [*agentrig, "run", "--resume", "runs/odd", "--set", "algorithm.stepz=4", "odd.py", "--", "fast", "--own"]
+    wrong = subprocess.run(misspelt, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert '[algorithm] odd-algorithm (file odd.py) has no key "stepz"' in wrong.stderr
+    assert wrong.stderr.rstrip().endswith("runs/odd/config.toml, and in --set algorithm.stepz=4")
+    short = [*agentrig, "run", "--resume", "runs/odd", "odd.py", "--", "fast", "--own"]  # it keeps its algorithm
+    subprocess.run(short, cwd=tmp_path, check=True, timeout=200)
     assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3]
     assert json.loads((tmp_path / "runs" / "odd" / "summary.json").read_text())["complete"] is True
     for words, told in (("dev runs/odd/config.toml", "export it (agentrig export runs/odd my-model)"),

@@ -27,8 +27,9 @@ from agentlightning.tracer import Tracer
 from agentlightning.trainer.init_utils import build_component
 
 from agentrig import hookimpl
-from agentrig.errors import ConfigError, place_of
+from agentrig.errors import AgentrigError, ConfigError, place_of
 from agentrig.observers import RunStart
+from agentrig.plan import script_of
 from agentrig.plugins.specs import AdapterSpec, AlgorithmSpec, Spec, TasksSpec
 from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
@@ -259,15 +260,17 @@ class Trainer(LightningTrainer):
                     recipe.write_text(to_toml(run_file))
                     plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
                 else:
-                    plan = resume_plan(resumed, overrides=[f"run.plugins={json.dumps([str(file)])}", *self.more])
+                    plan = resume_plan(resumed, overrides=self.more, script_file=file)
                 again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
                 plan = attrs.evolve(plan, resumes=again)
                 plan.registry.add_observer(_Directory(self), "directory")
                 if display is not None or self.shows:
                     plan.registry.add_observer(display or LiveDisplay(), "display")
                 run(plan, resume=resumed)
-            except ConfigError as error:
-                raise ConfigError(self._in_own_words(str(error), used["algorithm"])) from error
+            except AgentrigError as error:
+                said = str(error).replace(str(file), sys.argv[0])
+                error.args = (self._in_own_words(said, used["algorithm"]),)
+                raise
 
     def _in_own_words(self, message: str, keys: Collection[str]) -> str:
         """Return an error of a run in the names of the script, with the cures as options of `agentrig run`."""
@@ -417,6 +420,37 @@ def _tell(script: str, kind: type[BaseException], error: BaseException, trace: T
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
+def resumed_algorithm(directory: Path, script: Path, named: str) -> str:
+    """Return the `--algorithm` that a script's run was started with; '' for the script's own.
+
+    Args:
+        directory: The run directory; its manifest has the command that resumes it.
+        script: The script that is to resume it.
+        named: The `--algorithm` that is given now; '' for none.
+
+    Raises:
+        ConfigError: It is no run of this script, or had another algorithm than the one that is named.
+    """
+    from agentrig_lightning.commands import run
+
+    if not (directory / "config.toml").is_file():
+        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
+    again = script_of(directory)
+    if not again:
+        raise ConfigError(f"{directory} is not the run of a script: agentrig train --resume {directory}")
+    options = run.make_context("run", shlex.split(again.replace(str(directory), "RUN"))[2:]).params
+    if options["script"].name != script.name:
+        raise ConfigError(f"{directory} is a run of {options['script']}, not of {script}; it resumes with: {again}")
+    used = str(options["algorithm"])
+    if named and named != used:
+        raise ConfigError(
+            f"--algorithm {named}: {directory} was started "
+            f"{f'with --algorithm {used}' if used else 'without --algorithm'}, and keeps its algorithm; it resumes "
+            f"with: {again}"
+        )
+    return used
+
+
 def launch(
     script: Path,
     arguments: Sequence[str],
@@ -430,16 +464,18 @@ def launch(
     Args:
         script: The script.
         arguments: Its own arguments.
-        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
+        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none, or for that of the resumed run.
         settings: Settings of its runs, as on the command line.
         resumed: The run that the script's first run resumes; None for a new one.
 
     Raises:
         ConfigError: There is no such script, it has ended without a call to `fit` or `dev`, or it reads standard input
-            which has ended.
+            which has ended; or the run that it resumes is another script's, or has another algorithm.
     """
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
+    if resumed is not None:
+        algorithm = resumed_algorithm(resumed, script, algorithm)
 
     own = ["--algorithm", algorithm] if algorithm else []
     words = [*own, str(script), *(("--", *arguments) if arguments else ())]
