@@ -486,11 +486,12 @@ def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_cal
     assert "answer 43: the reward raised TypeError: 'int' object is not subscriptable" in raised
     assert (guess in raised, "tasks.text" in raised) == (True, False)
     assert raised.count("`demonstrate(task, call)`") == 1
-    told.write_text(REFUNDS.replace('outcome.answer["refund"]', 'outcome.answer[0]["refund"]'))
-    raised = " ".join(validate(str(told), "--only", "reward.scores").stdout.split())
+    both, floats = (tmp_path / f"{name}.py" for name in ("both", "floats"))
+    both.write_text(REFUNDS.replace('outcome.answer["refund"]', 'outcome.answer[0]["refund"]'))
+    raised = " ".join(validate(str(both), "--only", "reward.scores").stdout.split())
     assert (guess in raised, "`demonstrate" in raised) == (True, False), raised
-    told.write_text(REFUNDS.replace("return Score.ok(", "return 0.5 or ("))
-    returned = " ".join(validate(str(told), "--only", "reward.scores").stdout.split())
+    floats.write_text(REFUNDS.replace("return Score.ok(", "return 0.5 or ("))
+    returned = " ".join(validate(str(floats), "--only", "reward.scores").stdout.split())
     assert ("the reward returned float" in returned, "is a guess" in returned) == (True, False), returned
     wrong = " ".join(validate(str(rejects), "--only", "reward.gold").stdout.split())
     assert f"task dev-0, answer the number 43, status ok, value 0.0{guess}" in wrong
