@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -274,6 +275,7 @@ def test_another_algorithm_takes_the_place_of_verl_only() -> None:
 
 
 LEARNER = """
+import os
 import sys
 import time
 import agentlightning as agl
@@ -281,6 +283,7 @@ from openai import OpenAI
 
 class Odd(agl.LitAgent):
     def rollout(self, task, resources, rollout):
+        assert "BROKEN" not in os.environ
         llm = resources["main_llm"]
         said = [{"role": "user", "content": task["question"]}]
         answer = OpenAI(base_url=llm.endpoint, api_key="any").chat.completions.create(model=llm.model, messages=said)
@@ -416,8 +419,18 @@ def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: P
     assert '[algorithm] odd-algorithm (file odd.py) has no key "stepz"' in wrong.stderr
     assert wrong.stderr.rstrip().endswith("runs/odd/config.toml, and in --set algorithm.stepz=4")
     short = [*agentrig, "run", "--resume", "runs/odd", "odd.py", "--", "fast", "--own"]  # it keeps its algorithm
-    subprocess.run(short, cwd=tmp_path, check=True, timeout=200)
-    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3]
+    done = subprocess.run(short, cwd=tmp_path, check=True, timeout=200, capture_output=True, text=True)
+    more = again.replace("runs/odd", "runs/odd --set algorithm.steps=6")
+    assert re.search(rf"^resume +{re.escape(more)}$", done.stdout, re.M)
+    broken = [*short[:4], "--set", "algorithm.steps=4", *short[4:]]
+    environment = {**os.environ, "BROKEN": "1"}
+    ended = subprocess.run(broken, cwd=tmp_path, timeout=200, capture_output=True, text=True, env=environment)
+    assert "rollouts failed" in ended.stderr
+    assert f"Once that is mended, resume from the last checkpoint with: {again}\n" in ended.stderr
+    subprocess.run(
+        shlex.split(again.replace("agentrig run", f"{sys.executable} -m agentrig run")), cwd=tmp_path, check=True
+    )
+    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3, 4]
     assert json.loads((tmp_path / "runs" / "odd" / "summary.json").read_text())["complete"] is True
     for words, told in (("dev runs/odd/config.toml", "export it (agentrig export runs/odd my-model)"),
                         ("audit runs/odd", "the verdicts are in runs/odd/audit")):  # fmt: skip

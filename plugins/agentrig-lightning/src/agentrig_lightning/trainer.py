@@ -29,7 +29,7 @@ from agentlightning.trainer.init_utils import build_component
 from agentrig import hookimpl
 from agentrig.errors import AgentrigError, ConfigError, place_of
 from agentrig.observers import RunStart
-from agentrig.plan import script_of
+from agentrig.plan import resume_command, script_of
 from agentrig.plugins.specs import AdapterSpec, AlgorithmSpec, Spec, TasksSpec
 from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
@@ -253,6 +253,8 @@ class Trainer(LightningTrainer):
         }
         run_file = {**used, "reward": {"use": "own"}, "runners": {"n": self.n_runners, "threads": 1}}
         resumed, Trainer.resumed = Trainer.resumed, None
+        again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
+        self.directory = None
         with temporary_files(), script_plugin(agent, arguments, others) as file:
             try:
                 if resumed is None:
@@ -261,15 +263,18 @@ class Trainer(LightningTrainer):
                     plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
                 else:
                     plan = resume_plan(resumed, overrides=self.more, script_file=file)
-                again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
                 plan = attrs.evolve(plan, resumes=again)
                 plan.registry.add_observer(_Directory(self), "directory")
                 if display is not None or self.shows:
                     plan.registry.add_observer(display or LiveDisplay(), "display")
                 run(plan, resume=resumed)
             except AgentrigError as error:
-                said = str(error).replace(str(file), sys.argv[0])
-                error.args = (self._in_own_words(said, used["algorithm"]),)
+                said = self._in_own_words(str(error).replace(str(file), sys.argv[0]), used["algorithm"])
+                error.args = (f"{said}{self._going_on(again, said)}",)
+                raise
+            except Exception as error:
+                if how := self._going_on(again, str(error)):
+                    error.add_note(how.strip())
                 raise
 
     def _in_own_words(self, message: str, keys: Collection[str]) -> str:
@@ -279,6 +284,13 @@ class Trainer(LightningTrainer):
             chosen = [name.removeprefix("algorithm.") for name in settings if name.startswith("algorithm.")]
             message = in_words_of_script(message, keys, chosen)
         return SETTING.sub(r"--set \g<0>", message) if self.shows else message
+
+    def _going_on(self, resumes: str, said: str) -> str:
+        """Return how a run that an error ended resumes; '' if it has no checkpoint, or the error says it."""
+        if self.directory is None or not (self.directory / "checkpoints" / "latest").is_file():
+            return ""
+        again = resume_command(resumes, self.directory)
+        return "" if again in said else f"\n  Once that is mended, resume from the last checkpoint with: {again}"
 
     def algorithm_spec(self, name: str, inner: Any, train: Any, validation: Any) -> AlgorithmSpec:
         """Return the run's algorithm: the script's, with the script's own resources, proxy and datasets."""
@@ -336,6 +348,12 @@ class ScriptTasks:
         if types:
             log.warning("rows of %s hold values of these types as text: %s", split, ", ".join(sorted(types)))
         return tasks
+
+    def why_empty(self, split: str) -> str:
+        """Say which argument of `fit` a split's rows come from."""
+        if split:
+            return f"{'train' if split == 'train' else 'val'}_dataset of `fit` has no rows"
+        return "`fit` takes no held-out rows. run.report=validation measures val_dataset before and after training"
 
 
 def other_algorithm(use: str, inner: Any, rows: int) -> tuple[AlgorithmSpec, dict[str, Any]]:
