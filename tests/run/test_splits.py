@@ -16,7 +16,7 @@ from model_server import ModelServer
 
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, PluginError
-from agentrig.plan import Plan, resolve
+from agentrig.plan import Plan, RunSettings, resolve
 from agentrig.plugins import loading
 from agentrig.processes.ends import no_silent_end
 from agentrig.run import splits
@@ -281,6 +281,21 @@ def test_a_run_without_validation_and_report_warns_and_trains(
     assert "nothing is measured while training; name another with run.validation=SPLIT" in warnings[0]
     assert "no accuracy before and after training can be stated" in warnings[1]
     assert warnings[0] in caplog.text
+
+
+def test_a_limit_of_tasks_where_there_are_none_is_told() -> None:
+    class Rows:
+        splits, roles, optional = ("train",), {"train": "train"}, ("validation", "report")
+
+        def why_empty(self, split: str) -> str:
+            return f"nobody gave rows of {split or 'any'}"
+
+    splits = {"train": ("train", []), "validation": ("", []), "report": ("", [])}
+    assert split_warnings(splits, Rows(), RunSettings()) == []
+    assert split_warnings(splits, Rows(), RunSettings(report_tasks=4)) == [
+        "run.report_tasks has nothing to choose from: no split serves report: no accuracy before and after training "
+        "can be stated; nobody gave rows of any; or name another with run.report=SPLIT"
+    ]
 
 
 def test_a_split_that_serves_two_roles_is_read_once(own: Callable[..., Plan]) -> None:

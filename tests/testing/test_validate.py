@@ -233,6 +233,31 @@ def test_a_demonstrator_whose_replies_solve_no_task_is_red(tmp_path: Path, call:
     assert ("the model said 'ad({" in result.stdout) == (call == "ad")
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        (
+            "json.loads(arguments)",
+            "arguments",
+            "To the model's calls the tool answered 'error: an item and a count to 9, then a day'",
+        ),
+        ('tool("add"', 'tool("append"', "called add, and the agent's tools are append, deliver"),
+        ("                    tools=TOOLS,\n", "", "called add, and the agent offered the model no tools"),
+    ],
+)
+def test_an_agent_that_does_not_use_a_tool_as_demonstrated_is_told_what_the_tool_said(
+    tmp_path: Path, right: str, wrong: str, said: str
+) -> None:
+    text = DESK.read_text("utf-8")
+    assert right in text
+    unsaid = text.replace(right, wrong).replace('if name == "add"', 'if name == "append"')
+    file = tmp_path / "my_desk.py"
+    file.write_text(text.replace(right, wrong) if right.startswith("json") else unsaid)
+    shown = " ".join(validate(f"{file}:order-desk", "--only", "play.readable", "--limit", "2").stdout.split())
+    assert said in shown, shown
+    assert "what to do: Compare" not in shown
+
+
 @pytest.mark.parametrize(("keys", "rollouts"), [("", 256), (", 'tasks_per_step': 4, 'group_size': 2", 8)])
 def test_the_costs_of_a_recipe_are_those_of_its_own_step(keys: str, rollouts: int, tmp_path: Path) -> None:
     file = tmp_path / "with_recipe.py"
@@ -525,6 +550,14 @@ def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_cal
     raised = " ".join(validate(str(raises), "--only", "reward.scores").stdout.split())
     assert "answer 43: the reward raised TypeError: 'int' object is not subscriptable" in raised
     assert (guess in raised, "tasks.text" in raised) == (True, False)
+    assert raised.count("`demonstrate(task, call)`") == 1
+    both, floats = (tmp_path / f"{name}.py" for name in ("both", "floats"))
+    both.write_text(REFUNDS.replace('outcome.answer["refund"]', 'outcome.answer[0]["refund"]'))
+    raised = " ".join(validate(str(both), "--only", "reward.scores").stdout.split())
+    assert (guess in raised, "`demonstrate" in raised) == (True, False), raised
+    floats.write_text(REFUNDS.replace("return Score.ok(", "return 0.5 or ("))
+    returned = " ".join(validate(str(floats), "--only", "reward.scores").stdout.split())
+    assert ("the reward returned float" in returned, "is a guess" in returned) == (True, False), returned
     wrong = " ".join(validate(str(rejects), "--only", "reward.gold").stdout.split())
     assert f"task dev-0, answer the number 43, status ok, value 0.0{guess}" in wrong
 

@@ -281,7 +281,8 @@ def script_run(directory: Path) -> Path:
     """A run as a script leaves it: its plugin file is gone."""
     run = write_run(directory, steps=2)
     config = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(config.replace("[run]\n", '[run]\nplugins = ["/gone/script.py"]\n'))
+    config = config.replace("[run]\n", '[run]\nplugins = ["/gone/script.py"]\n')
+    (run / "config.toml").write_text(config.replace("[algorithm]\n", "[algorithm]\nsteps = 2\n"))
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "resumes": "agentrig run --resume {run} script.py"}))
     (run / "checkpoints" / "latest").write_text("step-00002")
@@ -294,6 +295,7 @@ def test_no_command_that_needs_the_script_is_named_at_the_end_of_its_run(tmp_pat
     assert "agentrig eval" not in text
     assert f"export  agentrig export {run} my-model" in text
     assert "eval    by the script, with the exported model: only the script has the agent and the tasks" in text
+    assert f"resume  agentrig run --resume {run} --set algorithm.steps=4 script.py" in text
     assert dev_command(run) == f"agentrig watch {run}"
 
 
@@ -318,7 +320,7 @@ def test_the_end_of_a_run_without_held_out_tasks(tmp_path: Path):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "accuracy": {}, "solved": True}))
     lines = ending(run).splitlines()
-    assert lines[0] == "no held-out accuracy: there are no report tasks"
+    assert lines[0] == "no held-out accuracy: there are no report tasks (run.report names their split)"
     assert "95% interval" not in "\n".join(lines)
     assert [line for line in lines if line.startswith("2 steps in ") and ", solved" in line]
 

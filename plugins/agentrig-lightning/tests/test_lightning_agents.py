@@ -20,8 +20,9 @@ from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import resolve
 from agentrig.pools import Job
 from agentrig.run.warmup import choose_labels, demonstrate
-from agentrig.runners.attempt import run_agent, running_loop
+from agentrig.runners.attempt import run_agent
 from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.loops import RunnerLoop
 from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 
@@ -90,7 +91,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_rollouts_of_an_agent_with_state_are_not_mixed_up(case: str) -> None:
     source, n = CASES[case]
-    agent, loop = build(source), running_loop()
+    agent, loop = build(source), RunnerLoop()
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda i: answer(agent, job(i), loop), range(n)))
     assert answers == [float(i) for i in range(n)]
@@ -125,7 +126,7 @@ async def plain(task: Any, llm: Any, rollout: Any) -> float:
 
 @pytest.mark.parametrize("source", [decorated, plain, lambda: decorated], ids=["decorated", "plain", "factory"])
 def test_functions(source: Any) -> None:
-    assert answer(build(source), job(2), running_loop()) == 2.5
+    assert answer(build(source), job(2), RunnerLoop()) == 2.5
 
 
 class Tuned(agl.LitAgent[Any]):

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from agentrig_lightning import Trainer
 from agentrig_lightning.scripts import _named, packed
-from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm
+from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm, resumed_algorithm
 from agentrig_lightning.verl import in_words_of_script
 from model_server import model_server
 
@@ -275,6 +275,7 @@ def test_another_algorithm_takes_the_place_of_verl_only() -> None:
 
 
 LEARNER = """
+import os
 import sys
 import time
 import agentlightning as agl
@@ -282,6 +283,7 @@ from openai import OpenAI
 
 class Odd(agl.LitAgent):
     def rollout(self, task, resources, rollout):
+        assert "BROKEN" not in os.environ
         llm = resources["main_llm"]
         said = [{"role": "user", "content": task["question"]}]
         answer = OpenAI(base_url=llm.endpoint, api_key="any").chat.completions.create(model=llm.model, messages=said)
@@ -363,6 +365,41 @@ def test_values_that_become_text_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert said.message == f"rows of train hold values of these types as text: {type(Path()).__name__}"
 
 
+RUNS = "agentrig run --resume {run} "
+
+
+@pytest.mark.parametrize(
+    ("resumes", "named", "used"),
+    [
+        (f"{RUNS}--algorithm grpo a.py -- --algorithm x", "", "grpo"),
+        (f"{RUNS}--algorithm grpo folder/a.py", "grpo", "grpo"),
+        (f"{RUNS}a.py -- --algorithm x", "", ""),
+    ],
+)
+def test_a_resumed_script_keeps_the_algorithm_of_its_run(tmp_path: Path, resumes: str, named: str, used: str) -> None:
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "manifest.json").write_text(json.dumps({"resumes": resumes}))
+    assert resumed_algorithm(tmp_path, Path("a.py"), named) == used
+
+
+@pytest.mark.parametrize(
+    ("resumes", "named", "said"),
+    [
+        (f"{RUNS}a.py", "grpo", "was started without --algorithm, and keeps its"),
+        (f"{RUNS}--algorithm grpo a.py", "sft", "was started with --algorithm grpo"),
+        (f"{RUNS}b.py", "", "is a run of b.py, not of a.py; it resumes with: agentrig run --resume"),
+        ("agentrig train --resume {run}", "", "is not the run of a script: agentrig train --resume"),
+        (None, "", "is not a run directory"),
+    ],
+)
+def test_a_script_does_not_resume_another_run(tmp_path: Path, resumes: str | None, named: str, said: str) -> None:
+    if resumes is not None:
+        (tmp_path / "config.toml").touch()
+        (tmp_path / "manifest.json").write_text(json.dumps({"resumes": resumes}))
+    with pytest.raises(ConfigError, match=said):
+        resumed_algorithm(tmp_path, Path("a.py"), named)
+
+
 @pytest.mark.slow
 def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(LEARNER)
@@ -387,8 +424,23 @@ def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: P
         1,
         f"agentrig: runs/odd is the run of a script; it resumes with: {again}\n",
     )
-    subprocess.run([*agentrig, *shlex.split(again)[1:]], cwd=tmp_path, check=True, timeout=200)
-    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3]
+    misspelt = [*agentrig, "run", "--resume", "runs/odd", "--set", "algorithm.stepz=4", "odd.py", "--", "fast", "--own"]
+    wrong = subprocess.run(misspelt, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert '[algorithm] odd-algorithm (file odd.py) has no key "stepz"' in wrong.stderr
+    assert wrong.stderr.rstrip().endswith("runs/odd/config.toml, and in --set algorithm.stepz=4")
+    short = [*agentrig, "run", "--resume", "runs/odd", "odd.py", "--", "fast", "--own"]  # it keeps its algorithm
+    done = subprocess.run(short, cwd=tmp_path, check=True, timeout=200, capture_output=True, text=True)
+    more = again.replace("runs/odd", "runs/odd --set algorithm.steps=6")
+    assert re.search(rf"^resume +{re.escape(more)}$", done.stdout, re.M)
+    broken = [*short[:4], "--set", "algorithm.steps=4", *short[4:]]
+    environment = {**os.environ, "BROKEN": "1"}
+    ended = subprocess.run(broken, cwd=tmp_path, timeout=200, capture_output=True, text=True, env=environment)
+    assert "rollouts failed" in ended.stderr
+    assert f"Once that is mended, resume from the last checkpoint with: {again}\n" in ended.stderr
+    subprocess.run(
+        shlex.split(again.replace("agentrig run", f"{sys.executable} -m agentrig run")), cwd=tmp_path, check=True
+    )
+    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3, 4]
     assert json.loads((tmp_path / "runs" / "odd" / "summary.json").read_text())["complete"] is True
     for words, told in (("dev runs/odd/config.toml", "export it (agentrig export runs/odd my-model)"),
                         ("audit runs/odd", "the verdicts are in runs/odd/audit")):  # fmt: skip

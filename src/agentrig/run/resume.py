@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ def resume_plan(
     overrides: Sequence[str] = (),
     observers: Sequence[str] = (),
     from_step: int | None = None,
+    script_file: Path | None = None,
 ) -> Plan:
     """Return the plan of a run directory, to resume the run.
 
@@ -44,6 +46,7 @@ def resume_plan(
         overrides: `section.key=value`.
         observers: Observers to use, in addition to those of the run.
         from_step: The step of the checkpoint to resume from; a run that has ended can then run again from there.
+        script_file: The plugin file of the run of a script, which replaces that of the script's earlier process.
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
@@ -51,7 +54,7 @@ def resume_plan(
             `config.toml` names another reward or task set.
     """
     settings, facts, began = _read(directory, f"{NEW_RUN}, or write")
-    plan = _plan_of(directory, facts, overrides=overrides, observers=observers)
+    plan = _plan_of(directory, facts, overrides=overrides, observers=observers, script_file=script_file)
     if fault := faults_of(directory):
         log.warning("%s", fault)
     for name, now, was in edited_settings(settings, facts):
@@ -142,14 +145,20 @@ def _read(directory: Path, advice: str) -> tuple[Mapping[str, Any], Mapping[str,
 
 
 def _plan_of(
-    directory: Path, facts: Mapping[str, Any], *, overrides: Sequence[str] = (), observers: Sequence[str] = ()
+    directory: Path,
+    facts: Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    observers: Sequence[str] = (),
+    script_file: Path | None = None,
 ) -> Plan:
     file = directory / "config.toml"
     resumes = facts.get("resumes", RESUME)
+    replaced = [] if script_file is None else [f"run.plugins={json.dumps([str(script_file)])}"]
     try:
-        plan = resolve(str(file), overrides=overrides, observers=observers)
+        plan = resolve(str(file), overrides=[*replaced, *overrides], observers=observers)
     except (ConfigError, PluginError) as error:
-        if resumes != RESUME and not any(each.startswith("run.plugins=") for each in overrides):  # those of the script
+        if resumes != RESUME and script_file is None:
             again = resume_command(resumes, directory)
             raise ConfigError(f"{directory} is the run of a script; it resumes with: {again}") from error
         given = f", and in {' '.join(overrides)}" if overrides else ""

@@ -122,9 +122,9 @@ def other_split(tasks: Tasks, empty: str, setting: str, *, who: str) -> str:
 
 
 def why_empty(tasks: Any, split: str) -> str:
-    """Return what a task set says of why a split has no tasks, and what to do; '' if it has no `why_empty`."""
+    """Return what a task set says of why a split ('' if none is named) has no tasks, and what to do; '' if nothing."""
     says = getattr(tasks, "why_empty", None)
-    return str(says(split)) if says is not None and split else ""
+    return str(says(split)) if says is not None else ""
 
 
 def labelled(model: object) -> set[str]:
@@ -161,8 +161,16 @@ def label_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], model: obje
     ]
 
 
-def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:
-    """Return warnings about splits that are empty or share tasks, and about validation on test data."""
+def split_warnings(
+    splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any, run: RunSettings | None = None
+) -> list[str]:
+    """Return warnings about splits that are empty or share tasks, and about validation on test data.
+
+    Args:
+        splits: What `load_splits` returned.
+        tasks: The task set.
+        run: The run's settings: a limit of tasks where there are none is told. None for no limits.
+    """
     warnings = []
     held_out = getattr(tasks, "held_out", ("test",))
     validation = splits["validation"][0]
@@ -173,9 +181,10 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
         )
     if splits["report"][0] == validation:
         if splits["validation"][1]:
+            others = " or ".join(split for split in tasks.splits if split not in (validation, splits["train"][0]))
             warnings.append(
                 f'this run validates and reports on one split, "{validation}": what is chosen by it looks better there '
-                f"than it is; set run.report to another of {', '.join(tasks.splits)}"
+                f"than it is{f'; set run.report to {others}' if others else ''}"
             )
     else:
         shared = overlap(splits["validation"][1], splits["report"][1])
@@ -192,8 +201,10 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
             )
     for role in ("validation", "report"):
         split, rows = splits[role]
-        if not rows and role not in getattr(tasks, "optional", ()):
-            named = f'the {role} split "{split}" has no tasks' if split else f"no split serves {role}"
+        limited = f"run.{role}_tasks" if run is not None and getattr(run, f"{role}_tasks") else ""
+        if not rows and (limited or role not in getattr(tasks, "optional", ())):
+            named = f"{limited} has nothing to choose from: " if limited else ""
+            named += f'the {role} split "{split}" has no tasks' if split else f"no split serves {role}"
             why = why_empty(tasks, split)
             another = f"name another with run.{role}=SPLIT"
             warnings.append(f"{named}: {WITHOUT[role]}; {f'{why}; or ' if why else ''}{another}")

@@ -104,7 +104,7 @@ def train(
         # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
         facts = manifest(plan, hardware, splits)
         facts["descent"] = descent_of(facts["model"])
-        told = [*split_warnings(splits, tasks), *label_warnings(splits, facts["model"])]
+        told = [*split_warnings(splits, tasks, plan.run), *label_warnings(splits, facts["model"])]
         facts["warnings"] = [*plan.gold_warnings(), *told]
         if run is not None:  # with what its directory knows of the run before
             before = run.manifest()

@@ -20,11 +20,11 @@ from agentrig.rewards import Score
 from agentrig.tasks import Task
 from agentrig.testing.agent import FORMS, AgentSubject, Play, demonstrated
 from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
-from agentrig.testing.reward import RewardSubject
+from agentrig.testing.reward import NO_SCORE, RewardSubject
 from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import Subject
-from agentrig.text import cut, with_kind
-from agentrig.traces import reply_of, token_count
+from agentrig.text import cut, json_text, with_kind
+from agentrig.traces import items, mapping, message_of, reply_of, token_count
 
 NONSENSE = "lorem ipsum"
 """What a model says that knows nothing."""
@@ -34,6 +34,9 @@ FAILURES = 0.25
 
 PRIVATE_SHOWN = 300
 """Most characters of a task's private part in a message."""
+
+ANSWERS_SHOWN = 200
+"""Most characters of what tools answered in a message."""
 
 STEP = 128
 """Rollouts in the step whose costs are stated where no recipe says how many a step has: 16 tasks, 8 rollouts each."""
@@ -220,7 +223,13 @@ def check_scored(subject: PlaySubject) -> None:
         if trial.score is not None and trial.score.status == "invalid":
             reason = trial.score.details.get("reason")
             answer = trial.play.result.outcome.answer
-            raise CheckFailed(f"task {trial.play.task.id}, answer {answer!r:.80}: the score is invalid ({reason})")
+            raised = str(reason).startswith(NO_SCORE)
+            cure = (
+                "Mend the reward. What it reads of a task must be in its `private` (tasks.private)." if raised else ""
+            )
+            raise CheckFailed(
+                f"task {trial.play.task.id}, answer {answer!r:.80}: the score is invalid ({reason})", cure
+            )
 
 
 @needs(check_scored)
@@ -242,20 +251,23 @@ def check_readable(subject: PlaySubject) -> str:
         raise CheckSkipped("no rollout with a right answer was scored")
     gold = [t for t in subject.trials if t.said == "gold"]
     first = gold[0]
+    tools, cure = tools_of(first.play)
     if not right > (nonsense or 0.0):
         private = "".join(f", private.{key} is {with_kind(value)}" for key, value in first.play.task.private.items())
         raise CheckFailed(
             f"the model said the right answer of each task, and the mean reward was {right}; with nonsense "
             f"it was {nonsense}. Task {first.play.task.id}: the agent's answer is "
             f"{with_kind(first.play.result.outcome.answer)}{cut(private, PRIVATE_SHOWN)}"
-            f"{'' if subject.demonstrator else subject.judge.guess}"
+            f"{tools}{'' if subject.demonstrator else subject.judge.guess}",
+            cure,
         )
     if subject.demonstrator is not None and not any(t.score and t.score.correct for t in gold):
         replies = [reply_of(call.attributes) for call in first.play.result.trace.llm_calls()]
         raise CheckFailed(
             f"the model said what the demonstrator says, and the answer of no task was judged correct (mean reward "
             f"{right}). Task {first.play.task.id}: the model said {'; '.join(replies)!r:.160}, and the agent answered "
-            f"{first.play.result.outcome.answer!r:.80}"
+            f"{first.play.result.outcome.answer!r:.80}{tools}",
+            cure,
         )
     if nonsense is None or 2 * nonsense < right:
         return ""
@@ -263,6 +275,42 @@ def check_readable(subject: PlaySubject) -> str:
         f"nonsense gets a mean reward of {nonsense:.3g}, right answers {right:.3g}: a reward that gives nonsense less "
         "leaves more to learn from"
     )
+
+
+def tools_of(play: Play) -> tuple[str, str]:
+    """Return what went wrong with the tools of a rollout, as the end of a message, and the cure; else two empty texts.
+
+    It is a tool that the model called and the agent did not offer, or else what the tools answered: the agent sends
+    that to the model with its next call.
+    """
+    answers: dict[str, None] = {}
+    for call in play.result.trace.llm_calls():
+        request = mapping(call.attributes.get("request"))
+        offered = [_name(tool) for tool in items(request.get("tools"))]
+        called = [_name(tool) for tool in items(message_of(call.attributes).get("tool_calls"))]
+        if absent := [name for name in called if name not in offered]:
+            has = f"the agent's tools are {', '.join(offered)}" if offered else "the agent offered the model no tools"
+            return f". The model called {absent[0]}, and {has}", (
+                "Give the tool one name: in the `tools` of the agent's request, where the agent does its calls, and in "
+                "the demonstrator."
+            )
+        said = [mapping(message) for message in items(request.get("messages"))]
+        answers |= {_text(message.get("content")): None for message in said if message.get("role") == "tool"}
+    if not answers:
+        return "", ""
+    quoted = ", then ".join(repr(text) for text in answers)
+    return f". To the model's calls the tool answered {cut(quoted, ANSWERS_SHOWN)}", (
+        "If that is an error, compare the demonstrator's calls with what the tool takes: the agent gets a call's "
+        "`arguments` as JSON text (json.loads reads it). Else compare the agent's answer with what the reward expects."
+    )
+
+
+def _name(tool: Any) -> str:
+    return str(mapping(mapping(tool).get("function")).get("name"))
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json_text(content)
 
 
 def check_trains(subject: PlaySubject) -> None:

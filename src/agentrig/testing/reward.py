@@ -33,7 +33,8 @@ GOLD_KEYS = ("gold", "answer", "solution", "target", "expected", "label", "sql",
 """Keys of `private` that hold the right answer, if a check is not told: the first of them that a task has."""
 
 OVER_BUDGET = "the reward ran past its budget"
-RAISED = ("the reward raised", "the reward returned", "score_many gave")
+RAISED = "the reward raised"
+NO_SCORE = (RAISED, "the reward returned", "score_many gave")
 ELSEWHERE_S = 60.0
 """Seconds for scoring in another process, with its imports."""
 
@@ -148,10 +149,11 @@ class RewardSubject(TriedSubject):
             key = self.gold_key
         except CheckSkipped:
             return ""
+        shows = self.task_set is not None and hasattr(self.task_set.made, "demonstrate")
         return (
             f'. That private["{key}"] is the right answer is a guess. If it is wrong, name the right one: agentrig '
-            'validate … --gold KEY (in a test: gold="KEY", or gold=FUNCTION of the task that returns the answer); or '
-            "give the task set a method `demonstrate(task, call)`"
+            'validate … --gold KEY (in a test: gold="KEY", or gold=FUNCTION of the task that returns the answer)'
+            f"{'' if shows else '; or give the task set a method `demonstrate(task, call)`'}"
         )
 
     def scores(
@@ -242,8 +244,10 @@ def check_scores(subject: RewardSubject) -> None:
         raise CheckSkipped("the agent computes this reward: there is no answer to judge")
     _ = subject.there  # first where it can end nothing else
     for (task, answer), score in zip(subject.plain, subject.scores(subject.plain), strict=True):
-        if _reason(score).startswith(RAISED):
-            raise CheckFailed(f"task {task.id}, answer {answer!r:.60}: {_reason(score)}{subject.guess}")
+        if _reason(score).startswith(NO_SCORE):
+            raised = _reason(score).startswith(RAISED)  # perhaps because the answer has not the type that it reads
+            guess = subject.guess if raised else ""
+            raise CheckFailed(f"task {task.id}, answer {answer!r:.60}: {_reason(score)}{guess}")
 
 
 def check_same_twice(subject: RewardSubject) -> None:
@@ -351,7 +355,7 @@ def check_odd_answers(subject: RewardSubject) -> None:
         nested deeply ends it.
     """
     subject.bears(ODD, lambda score: score.status != "invalid")
-    subject.bears(OTHER_TYPES, lambda score: not _reason(score).startswith(RAISED))
+    subject.bears(OTHER_TYPES, lambda score: not _reason(score).startswith(NO_SCORE))
 
 
 def check_hostile(subject: RewardSubject) -> None:

@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points
-from agentrig.plan import script_of
+from agentrig.plan import resume_command, script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
 from agentrig.text import amount, cut, differs_in_kind_only, one_line, printable, with_kind
@@ -24,7 +24,7 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
 from agentrig.view.plots import second_rewards
-from agentrig.view.reading import SECOND, judged, mapping, read_run
+from agentrig.view.reading import SECOND, RunData, judged, mapping, read_run
 from agentrig.view.rollout import Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
@@ -144,7 +144,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     accuracy, reward = held_out["accuracy"], held_out["reward"]
     before, after = accuracy["before"], accuracy["after"]
     if before is None and after is None:
-        yield "no held-out accuracy: there are no report tasks"
+        yield "no held-out accuracy: there are no report tasks (run.report names their split)"
     else:
         how = figures.sampling(run.config, "val_temperature")
         table = _ends(", ".join(filter(None, [amount(accuracy["n"], "held-out task"), how])))
@@ -187,7 +187,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         f", failed {counted(failed)}" if failed else ""
     )
     yield ""
-    places = _next(directory) | _tracked(mapping(run.summary.get("observer_writes")))
+    places = _next(run) | _tracked(mapping(run.summary.get("observer_writes")))
     width = max(map(len, places))
     yield from (f"{name:<{width}}  {place}" for name, place in places.items())
 
@@ -224,8 +224,9 @@ def _side_by_side(sides: Iterable[Readable]) -> Iterator[tuple[str, list[str]]]:
         yield "reward says", [cut(text, LONGEST_ANSWER) for text in reasons]
 
 
-def _next(directory: Path) -> dict[str, str]:
+def _next(data: RunData) -> dict[str, str]:
     """Return a run's page, and the commands to go on with."""
+    directory = data.directory
     run, page = shlex.quote(str(directory)), directory / "report.html"
     found = {
         "report": str(page) if page.is_file() else f"not written: `agentrig report {run}` says why",
@@ -237,6 +238,9 @@ def _next(directory: Path) -> dict[str, str]:
         measure = f"agentrig eval {config} --checkpoint {run}"
         if script_of(directory):
             measure = "by the script, with the exported model: only the script has the agent and the tasks"
+            if "steps" in mapping(data.config.get("algorithm")):
+                more = f"algorithm.steps={2 * len(data.steps)}"
+                found["resume"] = resume_command(str(data.manifest["resumes"]), Path(run), more)
         found |= {"eval": measure, "export": f"agentrig export {run} my-model"}
         if (directory / PROMPTS_FILE).is_file():
             found |= {"eval": f"agentrig eval {config} --prompts {run}", "export": str(directory / PROMPTS_FILE)}

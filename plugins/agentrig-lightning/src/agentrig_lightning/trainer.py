@@ -27,8 +27,9 @@ from agentlightning.tracer import Tracer
 from agentlightning.trainer.init_utils import build_component
 
 from agentrig import hookimpl
-from agentrig.errors import ConfigError, place_of
+from agentrig.errors import AgentrigError, ConfigError, place_of
 from agentrig.observers import RunStart
+from agentrig.plan import resume_command, script_of
 from agentrig.plugins.specs import AdapterSpec, AlgorithmSpec, Spec, TasksSpec
 from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
@@ -252,6 +253,8 @@ class Trainer(LightningTrainer):
         }
         run_file = {**used, "reward": {"use": "own"}, "runners": {"n": self.n_runners, "threads": 1}}
         resumed, Trainer.resumed = Trainer.resumed, None
+        again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
+        self.directory = None
         with temporary_files(), script_plugin(agent, arguments, others) as file:
             try:
                 if resumed is None:
@@ -259,16 +262,20 @@ class Trainer(LightningTrainer):
                     recipe.write_text(to_toml(run_file))
                     plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
                 else:
-                    plan = resume_plan(resumed, overrides=[f"run.plugins={json.dumps([str(file)])}", *self.more])
-                again = self.resumes or f"agentrig run --resume {{run}} {shlex.quote(sys.argv[0])}"
+                    plan = resume_plan(resumed, overrides=self.more, script_file=file)
                 plan = attrs.evolve(plan, resumes=again)
                 plan.registry.add_observer(_Directory(self), "directory")
                 if display is not None or self.shows:
                     plan.registry.add_observer(display or LiveDisplay(), "display")
                 run(plan, resume=resumed)
-            except ConfigError as error:
-                message = str(error).replace(str(file), sys.argv[0])  # what is in it is the script's
-                raise ConfigError(self._in_own_words(message, used["algorithm"])) from error
+            except AgentrigError as error:
+                said = self._in_own_words(str(error).replace(str(file), sys.argv[0]), used["algorithm"])
+                error.args = (f"{said}{self._going_on(again, said)}",)
+                raise
+            except Exception as error:
+                if how := self._going_on(again, str(error)):
+                    error.add_note(how.strip())
+                raise
 
     def _in_own_words(self, message: str, keys: Collection[str]) -> str:
         """Return an error of a run in the names of the script, with the cures as options of `agentrig run`."""
@@ -277,6 +284,13 @@ class Trainer(LightningTrainer):
             chosen = [name.removeprefix("algorithm.") for name in settings if name.startswith("algorithm.")]
             message = in_words_of_script(message, keys, chosen)
         return SETTING.sub(r"--set \g<0>", message) if self.shows else message
+
+    def _going_on(self, resumes: str, said: str) -> str:
+        """Return how a run that an error ended resumes; '' if it has no checkpoint, or the error says it."""
+        if self.directory is None or not (self.directory / "checkpoints" / "latest").is_file():
+            return ""
+        again = resume_command(resumes, self.directory)
+        return "" if again in said else f"\n  Once that is mended, resume from the last checkpoint with: {again}"
 
     def algorithm_spec(self, name: str, inner: Any, train: Any, validation: Any) -> AlgorithmSpec:
         """Return the run's algorithm: the script's, with the script's own resources, proxy and datasets."""
@@ -334,6 +348,12 @@ class ScriptTasks:
         if types:
             log.warning("rows of %s hold values of these types as text: %s", split, ", ".join(sorted(types)))
         return tasks
+
+    def why_empty(self, split: str) -> str:
+        """Say which argument of `fit` a split's rows come from."""
+        if split:
+            return f"{'train' if split == 'train' else 'val'}_dataset of `fit` has no rows"
+        return "`fit` takes no held-out rows. run.report=validation measures val_dataset before and after training"
 
 
 def other_algorithm(use: str, inner: Any, rows: int) -> tuple[AlgorithmSpec, dict[str, Any]]:
@@ -418,6 +438,37 @@ def _tell(script: str, kind: type[BaseException], error: BaseException, trace: T
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
+def resumed_algorithm(directory: Path, script: Path, named: str) -> str:
+    """Return the `--algorithm` that a script's run was started with; '' for the script's own.
+
+    Args:
+        directory: The run directory; its manifest has the command that resumes it.
+        script: The script that is to resume it.
+        named: The `--algorithm` that is given now; '' for none.
+
+    Raises:
+        ConfigError: It is no run of this script, or had another algorithm than the one that is named.
+    """
+    from agentrig_lightning.commands import run
+
+    if not (directory / "config.toml").is_file():
+        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
+    again = script_of(directory)
+    if not again:
+        raise ConfigError(f"{directory} is not the run of a script: agentrig train --resume {directory}")
+    options = run.make_context("run", shlex.split(again.replace(str(directory), "RUN"))[2:]).params
+    if options["script"].name != script.name:
+        raise ConfigError(f"{directory} is a run of {options['script']}, not of {script}; it resumes with: {again}")
+    used = str(options["algorithm"])
+    if named and named != used:
+        raise ConfigError(
+            f"--algorithm {named}: {directory} was started "
+            f"{f'with --algorithm {used}' if used else 'without --algorithm'}, and keeps its algorithm; it resumes "
+            f"with: {again}"
+        )
+    return used
+
+
 def launch(
     script: Path,
     arguments: Sequence[str],
@@ -431,16 +482,18 @@ def launch(
     Args:
         script: The script.
         arguments: Its own arguments.
-        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
+        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none, or for that of the resumed run.
         settings: Settings of its runs, as on the command line.
         resumed: The run that the script's first run resumes; None for a new one.
 
     Raises:
         ConfigError: There is no such script, it has ended without a call to `fit` or `dev`, or it reads standard input
-            which has ended.
+            which has ended; or the run that it resumes is another script's, or has another algorithm.
     """
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
+    if resumed is not None:
+        algorithm = resumed_algorithm(resumed, script, algorithm)
 
     own = ["--algorithm", algorithm] if algorithm else []
     words = [*own, str(script), *(("--", *arguments) if arguments else ())]

@@ -15,7 +15,8 @@ import attrs
 from agentrig.pools import AgentSource, Job
 from agentrig.processes.confine import RAY, confine
 from agentrig.processes.families import MARK, adopt_orphans, end_families, lead
-from agentrig.runners.attempt import build_agent, packed, running_loop
+from agentrig.runners.attempt import build_agent, packed
+from agentrig.runners.loops import RunnerLoop
 
 
 @attrs.frozen
@@ -45,7 +46,7 @@ class Runner:
         confine((*RAY, *plan.environment), variables, absent)
         with with_files(plan, files) as here:
             self._agent, self._broken = build_agent(here)
-        self._loop = running_loop()
+        self._loop = RunnerLoop()
 
     def ready(self) -> Place | str:
         """Return where it runs, or why the agent cannot be built."""

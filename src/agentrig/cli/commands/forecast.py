@@ -193,8 +193,8 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
     if gain["seconds"] is not None:
         when += f", {_between(gain['least_seconds'], gain['seconds'])}{_cost(found, 'gain')}"
     if gain["steps"] > found["run"]["steps"]:
-        when = f"not within {amount(found['run']['steps'], 'step')}"
+        when = f"only after more than {amount(found['run']['steps'], 'step')}"
     yield (
-        f"  {when}: this assumes that the run moves pass@1 to pass@{found['rollouts_per_task']}, in even steps. How "
-        "fast a model really learns can't be known before"
+        f"  a run would show such a gain {when}, if it moved pass@1 to pass@{found['rollouts_per_task']} in even "
+        "steps: how fast a model really learns can't be known before"
     )

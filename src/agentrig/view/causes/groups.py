@@ -245,7 +245,10 @@ def _warm_up(evidence: Evidence) -> str:
     labels = most_labels(evidence, 200)
     if script_of(run.directory) or not labels:
         return ""
-    out = free_name(Path("models") / str(run.manifest.get("recipe") or run.name))
+    named = Path("models") / str(run.manifest.get("recipe") or run.name)
+    if (named / "config.json").is_file() and evidence.value("algorithm.model") != str(named):
+        return f"\n{named} is a model, and this run did not start from it. Is algorithm.model={named} missing?"
+    out = free_name(named)
     return f"\nMake one from right answers (docs/how-to/laptop.md): {warm_up_command(evidence, labels, out)}"
 
 

@@ -328,7 +328,8 @@ def more(evidence: Evidence) -> str:
             return f"{percent(right)}% of the held-out tasks are right: little is left to learn. Use harder tasks."
     if against := no_more(evidence):
         return against
-    measured = "measure more held-out tasks (run.report_tasks), or " if evidence.value("run.report_tasks") else ""
+    limited = evidence.value("run.report_tasks") and dig(evidence.run.manifest, "data", "report", "tasks")
+    measured = "measure more held-out tasks (run.report_tasks), or " if limited else ""
     said = f"{measured}{train_on(evidence)}"
     return f"{said[0].upper()}{said[1:]}"
 
