@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 from agentrig_lightning import Trainer
+from agentrig_lightning.commands import resumed_algorithm
 from agentrig_lightning.scripts import _named, packed
-from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm, resumed_algorithm
+from agentrig_lightning.trainer import ScriptTasks, adapter_spec, other_algorithm
 from agentrig_lightning.verl import in_words_of_script
 from model_server import model_server
 

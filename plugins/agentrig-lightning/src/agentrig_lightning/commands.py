@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,5 +136,39 @@ def run(
     """
     from agentrig_lightning.trainer import launch
 
+    if resume is not None and script.is_file():
+        algorithm = resumed_algorithm(resume, script, algorithm)
     named = [f"algorithm.model={model}"] if model else []
     launch(script, arguments, algorithm=algorithm, settings=[*named, *settings], resumed=resume)
+
+
+def resumed_algorithm(directory: Path, script: Path, named: str) -> str:
+    """Return the `--algorithm` that a script's run was started with; '' for the script's own.
+
+    Args:
+        directory: The run directory; its manifest has the command that resumes it.
+        script: The script that is to resume it.
+        named: The `--algorithm` that is given now; '' for none.
+
+    Raises:
+        ConfigError: It is no run of this script, or had another algorithm than the one that is named.
+    """
+    from agentrig.errors import ConfigError
+    from agentrig.plan import script_of
+
+    if not (directory / "config.toml").is_file():
+        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
+    again = script_of(directory)
+    if not again:
+        raise ConfigError(f"{directory} is not the run of a script: agentrig train --resume {directory}")
+    options = run.make_context("run", shlex.split(again.replace(str(directory), "RUN"))[2:]).params
+    if options["script"].name != script.name:
+        raise ConfigError(f"{directory} is a run of {options['script']}, not of {script}; it resumes with: {again}")
+    used = str(options["algorithm"])
+    if named and named != used:
+        raise ConfigError(
+            f"--algorithm {named}: {directory} was started "
+            f"{f'with --algorithm {used}' if used else 'without --algorithm'}, and keeps its algorithm; it resumes "
+            f"with: {again}"
+        )
+    return used

@@ -29,7 +29,7 @@ from agentlightning.trainer.init_utils import build_component
 from agentrig import hookimpl
 from agentrig.errors import AgentrigError, ConfigError, place_of
 from agentrig.observers import RunStart
-from agentrig.plan import resume_command, script_of
+from agentrig.plan import resume_command
 from agentrig.plugins.specs import AdapterSpec, AlgorithmSpec, Spec, TasksSpec
 from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
@@ -438,37 +438,6 @@ def _tell(script: str, kind: type[BaseException], error: BaseException, trace: T
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
-def resumed_algorithm(directory: Path, script: Path, named: str) -> str:
-    """Return the `--algorithm` that a script's run was started with; '' for the script's own.
-
-    Args:
-        directory: The run directory; its manifest has the command that resumes it.
-        script: The script that is to resume it.
-        named: The `--algorithm` that is given now; '' for none.
-
-    Raises:
-        ConfigError: It is no run of this script, or had another algorithm than the one that is named.
-    """
-    from agentrig_lightning.commands import run
-
-    if not (directory / "config.toml").is_file():
-        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
-    again = script_of(directory)
-    if not again:
-        raise ConfigError(f"{directory} is not the run of a script: agentrig train --resume {directory}")
-    options = run.make_context("run", shlex.split(again.replace(str(directory), "RUN"))[2:]).params
-    if options["script"].name != script.name:
-        raise ConfigError(f"{directory} is a run of {options['script']}, not of {script}; it resumes with: {again}")
-    used = str(options["algorithm"])
-    if named and named != used:
-        raise ConfigError(
-            f"--algorithm {named}: {directory} was started "
-            f"{f'with --algorithm {used}' if used else 'without --algorithm'}, and keeps its algorithm; it resumes "
-            f"with: {again}"
-        )
-    return used
-
-
 def launch(
     script: Path,
     arguments: Sequence[str],
@@ -482,19 +451,16 @@ def launch(
     Args:
         script: The script.
         arguments: Its own arguments.
-        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none, or for that of the resumed run.
+        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
         settings: Settings of its runs, as on the command line.
         resumed: The run that the script's first run resumes; None for a new one.
 
     Raises:
         ConfigError: There is no such script, it has ended without a call to `fit` or `dev`, or it reads standard input
-            which has ended; or the run that it resumes is another script's, or has another algorithm.
+            which has ended.
     """
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
-    if resumed is not None:
-        algorithm = resumed_algorithm(resumed, script, algorithm)
-
     own = ["--algorithm", algorithm] if algorithm else []
     words = [*own, str(script), *(("--", *arguments) if arguments else ())]
     Trainer.resumed = resumed
