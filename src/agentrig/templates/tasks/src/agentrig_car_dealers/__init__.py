@@ -75,13 +75,9 @@ class Questions:
         order = random.Random(0).sample(range(len(rows)), len(rows))
         places = {"train": order[:80], "dev": order[80:106], "test": order[106:]}[split]  # no question in two of them
         given = {"database": str(self._database), "db_id": "car-dealers"}
+        root = str(self._database.parent)
         return [
-            Task(
-                id=f"car-{i:03d}",
-                input={"question": rows[i][0], **given},
-                private={"gold": rows[i][1]},
-                root=str(self._database.parent),
-            )
+            Task(id=f"car-{i:03d}", input={"question": rows[i][0], **given}, private={"gold": rows[i][1]}, root=root)
             for i in places
         ]
 
