@@ -37,9 +37,6 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of a file of rollouts; the last four hold JSON."""
 
-LATER = ("root",)
-"""Those that files of earlier versions lack."""
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
@@ -350,7 +347,6 @@ class Record:
             return []
         with readable(file):
             there = pq.read_schema(file).names
-            columns = tuple(name for name in columns if name in there or name not in LATER)
             if lacking := [name for name in columns if name not in there]:
                 raise ValueError(f"it has no column {lacking[0]}")
             schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])

@@ -461,6 +461,7 @@ def launch(
     """
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
+
     own = ["--algorithm", algorithm] if algorithm else []
     words = [*own, str(script), *(("--", *arguments) if arguments else ())]
     Trainer.resumed = resumed
