@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +33,9 @@ def fits(version: str | None, specifier: str) -> bool:
     None (not installed) never matches, and neither does a version that PEP 440 does not allow (such as `unknown`;
     CANN's `8.2.RC1` is allowed).
     """
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
+
     try:
         return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)
     except InvalidVersion:

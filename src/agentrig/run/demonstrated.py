@@ -32,7 +32,6 @@ from agentrig.pools import Result
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.damage import read_object
-from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.metrics import line_of
 from agentrig.run.past import recorded_in
 from agentrig.run.rows import stored_rollouts
@@ -130,6 +129,8 @@ class Demonstrated:
         """
         session = self._session
         if self._played:
+            from agentrig.run.demonstration_server import demonstrating
+
             tasks = tasks_of_step(session.train_tasks, n=n, step=step, seed=session.seed)
             seed = f"{session.seed} {step}"
             with demonstrating(tasks, self._says, seed=seed, encode=self._learner.encode) as (endpoints, _):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import logging
@@ -115,6 +114,8 @@ def _called(agent: Agent, job: Job, loop: RunnerLoop | None, visit: GatewayAttem
             with forks_ended("the agent"):
                 answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):
+                import asyncio
+
                 answer = loop.result(answer) if loop else asyncio.run(awaited(answer))
             restored()
             own = answer if isinstance(answer, Judged) else Judged(answer=answer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import threading
@@ -38,6 +37,8 @@ class RunnerLoop:
     """
 
     def __init__(self, told: Callable[[str], None] = lambda place: None, *, tick_s: float = TICK_S) -> None:
+        import asyncio  # it takes long, and only runners have a loop
+
         self.loop = asyncio.new_event_loop()
         self._told, self._tick_s = told, tick_s
         self._blocked = (0.0, "")  # when it was last seen to be blocked, and where
@@ -49,6 +50,8 @@ class RunnerLoop:
 
     def result(self, awaitable: Any) -> Any:
         """Wait for an agent's coroutine in this thread; it runs in the loop."""
+        import asyncio
+
         with self._lock:
             watched, self._watched = self._watched, True
         if not watched:

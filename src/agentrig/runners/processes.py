@@ -36,7 +36,6 @@ from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_proces
 from agentrig.processes.put_back import lasting, note_shared, restored
 from agentrig.processes.scratch import remove_left
 from agentrig.processes.shared import CURE, InterpreterChanged, Shared, SharedByRollouts
-from agentrig.runners.attempt import build_agent, packed
 from agentrig.runners.loops import RunnerLoop
 from agentrig.runners.pools import BasePool, Worker, counted
 from agentrig.text import MESSAGE_LIMIT, cut, storable, words_of
@@ -46,10 +45,12 @@ log = logging.getLogger(__name__)
 PRELOAD = (
     "agentrig.processes.forkserver",
     "agentrig.runners.processes",
+    "agentrig.runners.attempt",
     "agentrig.tracing.recording",
     "agentrig.plugins.builtin",
     "agentrig.plugins.loading",
     "agentrig.plan",
+    "asyncio",
     "cattrs",
     "httpx",
     "langchain_core.callbacks.base",
@@ -66,6 +67,8 @@ END_S = 10.0
 
 def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
+    from agentrig.runners.attempt import build_agent, packed  # only runners need it, and it imports much
+
     guard(who, remove_left)
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process

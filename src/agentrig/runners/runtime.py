@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrig.errors import AgentrigError, place_of
-from agentrig.gateway.process import Gateway
 from agentrig.pools import Job, Result, RunnerPool
 from agentrig.text import words_of
 
 if TYPE_CHECKING:
+    from agentrig.gateway.process import Gateway
     from agentrig.processes.ends import Interrupted
 
 WAKE_S = 0.2
