@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,6 +208,8 @@ class AlgorithmCall:
         try:
             with playing(session.runtime, store, judge):
                 if inner.is_async():
+                    import asyncio
+
                     asyncio.run(inner.run(**datasets))
                 else:
                     inner.run(**datasets)
