@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import AgentrigError, ConfigError, nearest
-from agentrig_grpo.masters import computing_with_masters, master_of
+from agentrig_grpo.masters import master_of
 
 
 def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
@@ -49,6 +51,32 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
     return wrapped
 
 
+def fuse(model: Any) -> int:
+    """Let each linear layer's adapters be added to its output by a matrix product; return how many layers there are.
+
+    peft scales and adds in operations of their own: each reads and writes the whole output, and scales its gradient. In
+    16 bits the results differ by the rounding of what is added, in fp32 by nothing but the order of sums.
+
+    Args:
+        model: A model that peft has wrapped, whose trained and frozen weights have one dtype.
+    """
+    from peft.tuners.lora import Linear
+
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, Linear)]
+    for layer in layers:
+        layer.forward = functools.partial(_forward, layer)
+    return len(layers)
+
+
+def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    rows = x.flatten(0, -2)
+    out: torch.Tensor = layer.base_layer(rows)
+    for adapter in () if layer.disable_adapters else layer.active_adapters:
+        inner = torch.nn.functional.linear(rows, layer.lora_A[adapter].weight) * layer.scaling[adapter]
+        out.addmm_(inner, layer.lora_B[adapter].weight.t())
+    return out.view(*x.shape[:-1], -1)
+
+
 def _modules(model: Any, targets: str) -> list[str]:
     """Return the targets after checking that each is in the model; peft only requires one match."""
     from transformers.pytorch_utils import Conv1D
@@ -76,42 +104,52 @@ class MergedWeights(Mapping[str, torch.Tensor]):
 
     Args:
         model: A model that peft has wrapped.
+
+    Raises:
+        AgentrigError: An adapter's factor is not finite.
     """
 
     def __init__(self, model: Any) -> None:
         from peft.tuners.lora import LoraLayer
 
         base = model.get_base_model()
+        own = base.state_dict(keep_vars=True)  # parameters: they know the fp32 weights that they are copies of
+        layers = {name: layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
         self._tensors: dict[str, torch.Tensor] = {}
-        self._adapted: dict[str, Any] = {}
-        for key, tensor in base.state_dict().items():
+        self._adapters: dict[str, list[tuple[Any, str, torch.Tensor, torch.Tensor]]] = {}
+        for key, tensor in own.items():
             owner, inside, rest = key.rpartition(".base_layer.")
             if ".lora_" in f".{key}":
                 continue
             name = f"{owner}.{rest}" if inside else key
             self._tensors[name] = tensor
-            layer = base.get_submodule(owner) if inside else None
-            if rest == "weight" and isinstance(layer, LoraLayer):
-                self._adapted[name] = layer
+            if inside and rest == "weight":
+                layer = layers[owner]
+                self._adapters[name] = [(layer, each, *_named(own, owner, each)) for each in layer.active_adapters]
         for name in getattr(base, "all_tied_weights_keys", None) or {}:
             self._tensors.pop(name, None)
+        self._check()
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Check that the factors are finite. It waits for the device once; of merged matrices it would be once each."""
+        names = [name for name, adapters in self._adapters.items() for _ in adapters]
+        factors = [factor for adapters in self._adapters.values() for adapter in adapters for factor in adapter[2:]]
+        largest = torch.stack(torch._foreach_norm(factors, math.inf)).view(-1, 2)
+        finite = largest.isfinite().all(1).tolist()
+        wrong = [name for name, right in zip(names, finite, strict=True) if not right]
+        if wrong:
+            raise AgentrigError(
+                "the LoRA adapters cannot be merged: they have numbers that are not finite, beside "
+                f"{', '.join(wrong[:4])}. Try a lower algorithm.lr"
+            )
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a tensor; a matrix with adapters is merged, in fp32.
-
-        Raises:
-            AgentrigError: A merged weight is not finite.
-        """
-        tensor, layer = self._tensors[name], self._adapted.get(name)
-        if layer is None:
-            return tensor
-        for adapter in layer.active_adapters:
-            tensor = tensor.float() + _delta(layer, adapter)
-        if not bool(torch.isfinite(tensor).all()):
-            raise AgentrigError(
-                f"the LoRA adapters cannot be merged: {name} has numbers that are not finite. Try a lower algorithm.lr"
-            )
+        """Return a tensor; a matrix with adapters is merged, in fp32."""
+        tensor = self._tensors[name]
+        for adapter in self._adapters.get(name, ()):
+            tensor = _merged(tensor, *adapter)
         return tensor
 
     @torch.no_grad()
@@ -122,7 +160,7 @@ class MergedWeights(Mapping[str, torch.Tensor]):
         """
         found = {}
         for name, own in self._tensors.items():
-            if name in self._adapted and own.dtype == dtype:
+            if name in self._adapters and own.dtype == dtype:
                 found[name] = own.copy_(self[name])
             else:
                 found[name] = self[name].to(dtype) if own.is_floating_point() else own
@@ -137,11 +175,29 @@ class MergedWeights(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
 
-def _delta(layer: Any, adapter: str) -> torch.Tensor:
-    """Return what peft adds to a layer's weight, in fp32: of the fp32 factors, where the model computes with copies."""
-    with computing_with_masters(layer):
-        delta: torch.Tensor = layer.get_delta_weight(adapter)
-        return delta
+def _merged(weight: torch.Tensor, layer: Any, adapter: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return a layer's weight in fp32 with the scaled product of an adapter's two factors added, in two kernels."""
+    merged = weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    if adapter in layer.lora_embedding_A or getattr(layer, "fan_in_fan_out", False):  # its rows are the inputs
+        left, right = first.T, second.T
+    else:
+        left, right = second.flatten(1), first.flatten(1)  # a convolution's kernel counts as inputs
+    merged.flatten(1).addmm_(left, right, alpha=layer.scaling[adapter])
+    return merged
+
+
+def _named(own: Mapping[str, Any], owner: str, adapter: str) -> list[torch.Tensor]:
+    """Return an adapter's two fp32 factors, by their names in a state dict."""
+    linear = f"{owner}.lora_A.{adapter}.weight" in own
+    names = "lora_{}." + adapter + ".weight" if linear else "lora_embedding_{}." + adapter
+    return [master_of(own[f"{owner}.{names.format(factor)}"]) for factor in "AB"]
+
+
+def _held(layer: Any, adapter: str) -> list[torch.Tensor]:
+    """Return an adapter's two fp32 factors, those that its layer computes with."""
+    if adapter in layer.lora_A:
+        return [master_of(part[adapter].weight) for part in (layer.lora_A, layer.lora_B)]
+    return [master_of(part[adapter]) for part in (layer.lora_embedding_A, layer.lora_embedding_B)]
 
 
 @torch.no_grad()
@@ -159,7 +215,7 @@ def factors(model: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]
 
     for name, layer in model.get_base_model().named_modules():
         for adapter in layer.active_adapters if isinstance(layer, LoraLayer) else ():
-            first, second = master_of(layer.lora_A[adapter].weight), master_of(layer.lora_B[adapter].weight)
+            first, second = _held(layer, adapter)
             yield f"{name}.lora_A.weight", first.to(dtype)
             yield f"{name}.lora_B.weight", (second.to(dtype).float() * layer.scaling[adapter]).to(dtype)
 
@@ -184,21 +240,10 @@ def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         owner = base.get_submodule(name.removesuffix(".base_layer")) if name.endswith(".base_layer") else None
         for key, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
             if key == "weight" and isinstance(owner, adapted):
-                tensor = sum((_change(owner, adapter) for adapter in owner.active_adapters), tensor.float())
+                for adapter in owner.active_adapters:
+                    tensor = _merged(tensor, owner, adapter, *_held(owner, adapter))
             if not isinstance(module, adapted):
                 yield plain + key, tensor
         for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             if key not in module._non_persistent_buffers_set:
                 yield plain + key, buffer
-
-
-def _change(layer: Any, adapter: str) -> Any:
-    """Return what an adapter adds to its layer's weight, from its two fp32 factors and its scaling."""
-    if adapter not in layer.lora_A:  # of an embedding
-        first, second = master_of(layer.lora_embedding_A[adapter]), master_of(layer.lora_embedding_B[adapter])
-        return (second @ first).T * layer.scaling[adapter]
-    first, second = master_of(layer.lora_A[adapter].weight), master_of(layer.lora_B[adapter].weight)
-    if first.ndim > 2:  # of a convolution
-        return _delta(layer, adapter)
-    change = (second @ first).T if layer.fan_in_fan_out else second @ first
-    return change * layer.scaling[adapter]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
@@ -104,11 +104,6 @@ def computing_with(values: Mapping[torch.nn.Parameter, torch.Tensor]) -> Iterato
     finally:
         for parameter, value in kept.items():
             parameter.data = value
-
-
-def computing_with_masters(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """Let a module compute with fp32 weights where its own are copies of them."""
-    return computing_with({p: master_of(p).data for p in module.parameters() if master_of(p) is not p})
 
 
 @contextmanager
