@@ -246,7 +246,6 @@ def opd(groups: Sequence[Sequence[Rollout]], heard: Mapping[tuple[str, str], Seq
     gradient with A lowers it. Rewards do not count.
 
     Args:
-        groups: Of a step.
         heard: By rollout and call, what the teacher says of the call's response tokens.
 
     Raises:
@@ -374,10 +373,6 @@ def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], f
 
 def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[CallWorth]]:
     """Return what each trained call of a step's rollouts is worth: for each rollout, a `CallWorth` for each triplet.
-
-    Args:
-        credit: The run's credit.
-        rollouts: All rollouts of a step.
 
     Raises:
         AgentrigError: The credit raises, or does not give one worth for each rollout or call.

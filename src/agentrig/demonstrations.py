@@ -220,7 +220,6 @@ def gold_of(task: Task, key: str = "") -> str:
     """Return a task's gold as the text that a model should answer; a value that is no text becomes JSON.
 
     Args:
-        task: With its private part.
         key: Of `task.private`; '' for the first of `GOLD_KEYS`, or the only key.
 
     Raises:

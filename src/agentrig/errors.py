@@ -132,7 +132,6 @@ def extra(name: str, what: str) -> Iterator[None]:
     """Name the extra of agentrig that brings a package, if the block can't import it.
 
     Args:
-        name: The extra.
         what: What needs it, as the beginning of the message: `frames need pandas`.
 
     Raises:
@@ -179,7 +178,6 @@ def own_file(filename: str, *, installed: bool = False) -> bool:
     """Whether a file is a user's own code: not Python's library, not agentrig's core, and no installed package.
 
     Args:
-        filename: As a frame has it.
         installed: Whether installed packages count too, as for the author of a plugin.
     """
     if filename.startswith("<") or filename.startswith((_CORE, *_MACHINERY)):
@@ -199,7 +197,6 @@ def place_of(error: BaseException, *, installed: bool = False) -> str:
     """Return ` (FILE:LINE in FUNCTION)`: the last frame of a traceback that is in the user's own code, or ''.
 
     Args:
-        error: What was raised.
         installed: Whether an installed package is meant if no frame is the user's: then its first frame, for the last
             ones may be those of a library that it uses.
     """

@@ -79,8 +79,6 @@ def no_room(right: int, n: int, kind: str = "held-out", limited_by: str = "") ->
     """Return why no training can show a significant gain on n tasks, of which so many are right before it; else ''.
 
     Args:
-        right: How many are right before training.
-        n: All tasks that are measured.
         kind: What they are called.
         limited_by: The setting that keeps more tasks from being measured, if one does.
     """

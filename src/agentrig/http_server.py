@@ -63,8 +63,6 @@ async def read_body(receive: Receive, limit: int, headers: Mapping[str, str], *,
     """Return the body of a request; None if the client has gone before its end.
 
     Args:
-        receive: ASGI's.
-        limit: Most bytes.
         headers: The request's, names in lower case.
         setting: The key of a run that sets the limit, or that there is none, for the message.
 
@@ -394,14 +392,7 @@ class ServerThread:
 
 
 def settings(app: Any, *, protocol: type[Connection] = Connection, most: int = MOST, **more: Any) -> uvicorn.Config:
-    """Return the settings of a server with these limits, without WebSockets and without a log of its requests.
-
-    Args:
-        app: The ASGI application.
-        protocol: The class of its connections.
-        most: Most connections.
-        more: Other settings of uvicorn.
-    """
+    """Return the settings of a server with these limits, without WebSockets and without a log of its requests."""
     quiet = {"log_config": None, "log_level": "error", "access_log": False}
     chosen = {**quiet, "interface": "asgi3", "lifespan": "off", "ws": "none", **more}
     return uvicorn.Config(app, http=partial(protocol, connections=Connections(most)), **chosen)  # type: ignore[arg-type]

@@ -182,11 +182,6 @@ class Ledger:
     def record(self, rollouts: Sequence[Rollout], *, step: int, expected: int | None = None) -> None:
         """Count the calls of rollouts, and check the adapter's triplets.
 
-        Args:
-            rollouts: A batch of training rollouts.
-            step: The training step.
-            expected: How many rollouts were requested.
-
         Raises:
             RunStopped: A rollout is missing or was returned twice, or the adapter's triplets are not what was sampled.
         """
@@ -272,7 +267,6 @@ class Ledger:
 
         Args:
             entries: What the algorithm reports; None if it reports nothing.
-            step: The training step.
         """
         recorded, values = self._recorded, self._values
         self._open()

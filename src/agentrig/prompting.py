@@ -67,7 +67,6 @@ def misfit(template: Any, like: str | None) -> str:
     """Return why a text can't take the place of a template, '' if it can.
 
     Args:
-        template: The new text.
         like: The template that the agent declares; None if it declares none.
     """
     if not isinstance(template, str) or not template.strip():
@@ -87,8 +86,6 @@ def checked(given: Mapping[str, Any], declared: Mapping[str, str] | None, *, age
 
     Args:
         given: Section `[prompts]`.
-        declared: What `AgentSpec.declared` returns.
-        agent: The agent's name, for messages.
 
     Raises:
         ConfigError: The agent has no such prompt, or a template has other fields than the agent fills.

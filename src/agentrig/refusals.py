@@ -92,7 +92,6 @@ def check_single_calls(loss: str, samples: Iterable[object]) -> None:
     ratio by call would clip something else than the paper does.
 
     Args:
-        loss: Its name, see `Learning`.
         samples: Of each trained call of a step, which rollout it belongs to.
 
     Raises:

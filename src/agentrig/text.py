@@ -48,7 +48,6 @@ def open_own(path: Path, flags: int) -> int:
     """Open a file of a run for writing, and return its descriptor; it is made if it is not there.
 
     Args:
-        path: The file.
         flags: What to open it for, as `os.open` has it.
 
     Raises:
@@ -64,7 +63,6 @@ def read_text(path: Path, errors: str = "strict") -> str:
     """Return the text of a file of a run, in UTF-8.
 
     Args:
-        path: The file.
         errors: What to do with bytes that are no text, as `open` has it.
 
     Raises:
@@ -231,7 +229,6 @@ def plain_values(value: Any, around: tuple[int, ...] = (), *, room: Room | None 
     """Return JSON values: other keys and values become text, as does what contains itself or is deep.
 
     Args:
-        value: Any value.
         around: The `id` of each list or dict around it, at most `PLAIN_DEPTH`.
         room: How long it may be; by default there is no limit, and nothing is raised.
 

@@ -52,10 +52,6 @@ def _again(step: Step, groups: Sequence[Group]) -> Iterator[Verdict]:
     Each group that is not admitted is replaced by one of another task, in at most `max_num_gen_batches` batches. The
     tasks of batch b are those that the step does not have yet, in the order of `random.Random(f"tasks {seed} {step}
     {b}")`; then, where these are too few, the others.
-
-    Args:
-        step: The step.
-        groups: Its groups, in their order.
     """
     name, keys = step.record.credit
     n, place, batch, seen = step.settings["tasks_per_step"], 0, 1, list[str]()

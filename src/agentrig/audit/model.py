@@ -131,8 +131,6 @@ def place(directory: Path, bytes_each: int, *, on_cpu: bool) -> str:
     """Return the device that a model is computed with: the GPU if it has room for so many bytes for each parameter.
 
     Args:
-        directory: The model's.
-        bytes_each: What it takes.
         on_cpu: Whether the run trained on the CPU: then it takes nothing of a GPU.
 
     Raises:

@@ -363,10 +363,6 @@ class Record:
 def readable(file: Path, cure: str = "") -> Iterator[None]:
     """Turn any error while a file of the record is read into one that names the file.
 
-    Args:
-        file: The file, or a folder.
-        cure: What to do; '' if there is nothing to say.
-
     Raises:
         RunFileError: Replaces the block's exception.
     """

@@ -53,11 +53,9 @@ def ask(endpoint: Endpoint, ids: Sequence[int], *, score: bool = True, n: int = 
     """Let a server score tokens, or sample after them, or both in one request over a connection of its own.
 
     Args:
-        endpoint: The server.
         ids: The given tokens, two or more.
         score: Score them. Without it, their keys and values may come from the server's prefix cache.
         n: How many tokens to sample.
-        temperature: For sampling.
 
     Raises:
         CannotScore: The server does not support it.

@@ -199,7 +199,6 @@ class Delivery:
 
         Args:
             version: The version of the weights: the step that made them.
-            learner: The model that is trained.
             dtype: What the servers compute in: `float32`, `bfloat16` …
             servers: The addresses that got the weights, with the sampling settings of training.
             context: The servers' context in tokens.
@@ -355,9 +354,7 @@ class Delivery:
         (`run.delivery = false`) it is the difference that the dtype explains.
 
         Args:
-            step: The training step.
             difference: The mean absolute difference over the tokens of the step's calls.
-            dtype: The dtype in which learner and server compute.
 
         Raises:
             RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.

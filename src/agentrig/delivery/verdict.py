@@ -111,11 +111,9 @@ def compare(
     """Compare a server with the learner.
 
     Args:
-        expected: The learner's answer.
         before: Its answer at the transfer before.
         answers: The server's answers, the first with scores of the probe; empty for one that cannot score.
         digests: Name to digest of the server's tensors; empty if they are not known.
-        temperature: What the server sampled with.
         right: Returns the log-probabilities that sampled tokens should have at this temperature.
 
     Returns:

@@ -28,9 +28,6 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
     """Return the parts of a reward, with checked settings; nothing for one that has none.
 
     Args:
-        component: The reward.
-        config: Its config object.
-        registry: Where parts are looked up.
         section: The section of its keys, for messages.
 
     Raises:
@@ -79,9 +76,7 @@ def second_rewards(
     """Return the rewards in `run.second_reward`, each with its checked settings.
 
     Args:
-        names: `run.second_reward`.
         tables: The section `[second_reward]`: a table of settings for each of them that needs any.
-        registry: Where to look them up.
         elsewhere: As in `agentrig.settings.structure`.
 
     Raises:

@@ -72,7 +72,6 @@ def selected(
 
     Args:
         keys: The section: `use`, and for each observer in use a table of its settings.
-        registry: Where to look them up.
         elsewhere: As in `agentrig.settings.structure`.
         section: `observer` or `trackers`.
 

@@ -73,7 +73,6 @@ def merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
     Args:
         into: Section to its keys.
         more: The same; its keys win.
-        registry: Knows the components that both name.
     """
 
     def common(section: str) -> Mapping[str, Any] | None:

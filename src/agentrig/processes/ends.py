@@ -126,9 +126,6 @@ def forks_ended(who: str) -> Iterator[None]:
     """Run a plugin's code: a process that it forks, and that leaves this block, ends; it would go on as this one.
 
     It is told of once, because each call may fork.
-
-    Args:
-        who: Whose code it is: `the reward`, or `the agent`.
     """
     own = os.getpid()
     try:
@@ -237,9 +234,6 @@ def end_left(status: int) -> None:
 
     Python ends a process only after its threads, but for daemons. Programs that they have started may end by a handler
     at exit, so `end_started` comes after the last of these.
-
-    Args:
-        status: The command's exit status.
     """
     end_forks()
     if (multi := sys.modules.get("multiprocessing")) is not None:  # it waits at exit for those that are no daemons
@@ -404,7 +398,6 @@ def leave(status: int, *, within_s: float | None = None) -> NoReturn:
     """Run the exit handlers and end this process, even if one of its threads still runs.
 
     Args:
-        status: The exit status.
         within_s: Seconds that the exit handlers may take; None for as long as they need.
     """
     end_forks()

@@ -127,8 +127,6 @@ class ServerProcess:
 
         Args:
             what: What the server is to do, for messages: `take new weights`.
-            message: JSON values.
-            timeout_s: Longest wait for the answer.
             descriptor: An open file that goes with the message; it stays open here.
 
         Raises:

@@ -157,7 +157,6 @@ class Auditing:
         """Audit the accuracies that a run states at its end, its checkpoint, and a gradient if none was looked at.
 
         Args:
-            step: Its last step.
             accuracy: The entry of its summary.
 
         Raises:
@@ -282,10 +281,6 @@ class Rebuilt:
 
     def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str | None]] | None = None) -> Sources:
         """Build what the auditor asks.
-
-        Args:
-            seconds: See `Sources`.
-            used: See `Sources`.
 
         Raises:
             AgentrigError: The task set can't be built or loaded.

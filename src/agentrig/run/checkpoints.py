@@ -128,7 +128,6 @@ class Checkpoints:
         """Let `write` fill a checkpoint, make it the latest, and drop old ones.
 
         Args:
-            step: Its step.
             write: Writes the files into the folder that it gets.
             keep: Whether it stays when later ones are saved.
             record: Writes down the digest of the list of its files, before the checkpoint gets its name.
@@ -256,7 +255,6 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
     list; then nothing is checked.
 
     Args:
-        checkpoint: Its directory.
         trains: Whether training goes on from it; without it the files of `trainer/` are not needed.
 
     Raises:
@@ -398,7 +396,6 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy a tokenizer's files as they are: `save_pretrained` writes for some models another pre-tokenizer.
 
     Args:
-        source: A Hugging Face directory.
         target: A checkpoint's directory; files of the same names are replaced.
     """
     if source.resolve() == target.resolve():

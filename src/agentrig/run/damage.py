@@ -32,7 +32,6 @@ def writing(path: Path, setting: str = "run.directory=DIR") -> Iterator[None]:
     """Turn errors while a file or folder is written into clear messages.
 
     Args:
-        path: The file or folder.
         setting: What names another place; inside a run that exists already there is none, unless it is an option.
 
     Raises:
@@ -89,7 +88,6 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
     """Turn errors while a file of a run is read into clear messages; `FileNotFoundError` is left to the caller.
 
     Args:
-        path: The file.
         cure: What to do; by default the entry of `CURES` for its name.
 
     Raises:

@@ -95,10 +95,6 @@ class Demonstrated:
     def begin(self, learner: object, name: str) -> None:
         """Take the learner, leave out what its model can't learn, and note which demonstrations the run has.
 
-        Args:
-            learner: The run's.
-            name: Of the algorithm, for messages.
-
         Raises:
             ConfigError: It can't learn from demonstrations, or from none of these.
         """
@@ -120,10 +116,6 @@ class Demonstrated:
 
     def rollouts(self, step: int, n: int) -> list[Rollout]:
         """Return a step's demonstrations, stored; those of tasks and of a run are scored.
-
-        Args:
-            step: The step.
-            n: How many.
 
         Raises:
             RunStopped: The reward rejects most of them; or see `agentrig.algorithms.Session.rollouts`.
@@ -185,7 +177,6 @@ def accepted(path: Path, tasks: Sequence[Task]) -> tuple[list[Rollout], str]:
     """Return the training rollouts of a run that its reward accepted: of each task the different answers, once.
 
     Args:
-        path: The run directory.
         tasks: Those that may be learned, with their private part.
 
     Returns:

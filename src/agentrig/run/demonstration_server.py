@@ -105,8 +105,6 @@ def demonstrating(
 
     Args:
         tasks: One for each rollout; a task may occur several times.
-        demonstrate: Says what to answer.
-        seed: Of the conversations' random numbers.
         encode: Gives answers their token ids, so that they can be trained on; None for answers without.
     """
     seen: dict[str, int] = {}

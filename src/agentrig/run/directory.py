@@ -246,7 +246,6 @@ class RunDirectory:
         `metrics.jsonl` with lines that cannot be read is kept as `metrics.jsonl.damaged`.
 
         Args:
-            step: The checkpoint's step.
             keep_end: Keep summary and measurement, until `remove_end`.
         """
         lines, damaged = self.read_metrics()
@@ -316,9 +315,6 @@ class RunDirectory:
         """Write a step's rollouts as Parquet, without the private parts of tasks; return the file's SHA-256.
 
         Args:
-            rollouts: All rollouts of a mode and step.
-            mode: Their mode.
-            step: Their step.
             second: Rollout id to the score of each second reward, if there is one.
             limit: `run.validation_tasks` or `run.report_tasks` as the measurement has it, which a later resume may
                 change: it is kept in the file's metadata, for the auditor.

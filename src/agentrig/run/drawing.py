@@ -81,10 +81,7 @@ class Drawing:
         yet come first; where there are too few, the others follow in that order, then all from the beginning.
 
         Args:
-            step: The step.
             batch: Which one, from 2 on.
-            n: How many tasks.
-            taken: The tasks that the step has sampled.
         """
         order = list(self.tasks)
         random.Random(f"tasks {self.seed} {step} {batch}").shuffle(order)

@@ -126,15 +126,11 @@ def evaluate(
     """Run the agent on each task and score it; nothing is learned.
 
     Args:
-        tasks: What to run.
         endpoint: A model server, or several that get the tasks in turn; None for the plan's algorithm, serving
             `checkpoint`.
         checkpoint: A Hugging Face directory; None for the algorithm's starting model.
-        mode: The rollouts' mode.
         as_mode: The mode that an agent of Agent Lightning sees, if it is another one.
         temperature: Sampling temperature; 0 is greedy, None keeps the endpoint's.
-        keep: Keep the rollouts in the result.
-        n: Rollouts of each task.
         each: Called with every rollout, in the order of the tasks.
         ended: Called with every rollout as it ends.
         begun: Called when the first rollouts begin, from where `wall_s` is measured.
@@ -189,11 +185,7 @@ def run_agent(
     """Start the agent, the reward and a model's server without a run; end them when `body` has returned.
 
     Args:
-        plan: The plan.
         body: Called with the engine and the server's addresses, in a thread of its own; a signal ends it.
-        endpoint: See `evaluate`, as the others.
-        checkpoint: As above.
-        as_mode: As above.
 
     Raises:
         ConfigError: The plan has no runners on this machine, or can't be used here.
@@ -241,12 +233,8 @@ def eval_tasks(
     """Return a split's name and tasks; by default those of the role's split.
 
     Args:
-        tasks: The task set.
-        run: Says which split has which role.
         split: The split's name; None for the role's.
         limit: Only so many tasks; 0 for all. None for as many as the run uses, of the split that has the role.
-        who: Whose they are, for messages.
-        role: See `agentrig.tasks.Tasks`.
 
     Raises:
         ConfigError: There is no such split, or it has no tasks.

@@ -94,7 +94,6 @@ def replacing(target: Path, part: Path) -> Iterator[Path]:
     It gets its final name once it is on the disk: a crash leaves either the old or the new content.
 
     Args:
-        target: The final name.
         part: The name until then, in the same folder.
     """
     try:

@@ -102,7 +102,6 @@ class Trial:
         """Choose the tasks.
 
         Args:
-            plan: The run's.
             tasks: How many; 0 for those of a step, at most as many as `ROLLOUTS` rollouts have.
             rollouts: Rollouts of each; 0 for the group size of the run.
 

@@ -61,8 +61,6 @@ class Gate:
         """Return a step's rollouts: those of the tasks that are drawn, then of others for groups that are not admitted.
 
         Args:
-            step: The step.
-            drawing: Draws tasks.
             sample: Rolls out some tasks, as one batch of the step.
         """
         found, batches = list(sample(drawing.draw(step))), 1

@@ -420,8 +420,6 @@ def samples_of(
     """Return a sample for each call that a credit gives a worth, and the ledger's entries of the others.
 
     Args:
-        credit: The run's.
-        rollouts: Of a step.
         refused: The groups that are not admitted, see `agentrig.run.gate`: the credit does not see them.
 
     Raises:
@@ -453,9 +451,5 @@ def samples_of(
 
 
 def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:
-    """Return an algorithm with `run` and `serve`: `built` itself if it has them, else a `Loop` with its parts.
-
-    Args:
-        built: What `AlgorithmSpec.build` returned.
-    """
+    """Return an algorithm with `run` and `serve`: `built` itself if it has them, else a `Loop` with its parts."""
     return cast(Algorithm, built if hasattr(built, "run") else Loop(built))

@@ -258,8 +258,6 @@ def contradictions(
     A file that is gone or cannot be read is compared with nothing.
 
     Args:
-        run: The run directory.
-        progress: `progress.json`.
         summary: `summary.json`; empty without one.
         lines: Those of `metrics.jsonl` whose validation counts.
     """
@@ -331,7 +329,6 @@ def over_common(run: Path, step: int) -> tuple[dict[str, Any], str]:
     """Compare the held-out measurements before training and after a step over the tasks that both have.
 
     Args:
-        run: The run directory.
         step: The step of the last one.
 
     Returns:
@@ -403,12 +400,7 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def measurement_faults(held: dict[str, Any], keys: Sequence[str]) -> Iterator[str]:
-    """Take impossible measurements out of what `progress.json` or `summary.json` holds, and yield what is wrong.
-
-    Args:
-        held: What the file holds.
-        keys: Where it holds measurements.
-    """
+    """Take impossible measurements out of what `progress.json` or `summary.json` holds, and yield what is wrong."""
     for key in keys:
         found = held.get(key, {})
         if not isinstance(found, dict):
@@ -502,11 +494,6 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
 def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
     """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint.
 
-    Args:
-        there: The run's checkpoints.
-        progress: `progress.json`.
-        lines: Those of `metrics.jsonl` that hold a step.
-
     Raises:
         RunFileError: The folder cannot be read.
     """
@@ -520,7 +507,6 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
 
     Args:
         there: The checkpoints of a run that nobody works in.
-        progress: The run's `progress.json`.
 
     Raises:
         RunFileError: The folder, or what `progress.json` says of it, is damaged.
@@ -563,9 +549,6 @@ def changed_files(
     What an earlier version wrote has no digests, and is not compared.
 
     Args:
-        run: The run directory.
-        lines: Those of `metrics.jsonl` that hold a step.
-        progress: `progress.json`.
         ended: The last step, if no files of further steps can be there; its line may be lost.
         running: Whether the run is at work: it removes a measurement after training of an earlier end itself.
         step: Only files that a run resumed from this step keeps; None for all.
@@ -602,12 +585,7 @@ def changed_files(
 
 
 def recorded_digests(lines: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of the files of rollouts and calls as the run wrote them, by their place in its directory.
-
-    Args:
-        lines: Those of `metrics.jsonl` that hold a step.
-        progress: `progress.json`.
-    """
+    """Return the SHA-256 of the files of rollouts and calls as the run wrote them, by their place in its directory."""
     found = {table_name(kind, line["step"]): digest for line in lines for kind, digest in _files(line)}
     return found | dict(_measured_files(progress))
 
@@ -661,7 +639,6 @@ def _listed(numbers: Sequence[int | str], total: int = 0, *, noun: str = "") -> 
     """Format a list of numbers or names, at most eight of them: `1, 2 and 5`, or `steps 1, 2 and 5` of a noun.
 
     Args:
-        numbers: The first of them, or all.
         total: How many there are, if there are more than given.
         noun: What they number; '' for nothing.
     """

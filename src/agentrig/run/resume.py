@@ -42,9 +42,6 @@ def resume_plan(
     """Return the plan of a run directory, to resume the run.
 
     Args:
-        directory: The run directory.
-        overrides: `section.key=value`.
-        observers: Observers to use, in addition to those of the run.
         from_step: The step of the checkpoint to resume from; a run that has ended can then run again from there.
         script_file: The plugin file of the run of a script, which replaces that of the script's earlier process.
 

@@ -42,10 +42,8 @@ def is_due(*, since_s: float, step_s: float, waited_s: float | None, write_s: fl
 
     Args:
         since_s: Seconds since the state of the last checkpoint was copied, or since the run's start.
-        step_s: Seconds that the last step took.
         waited_s: Seconds that the run waited for the last checkpoint; None before the first.
         write_s: Seconds that the last write took in the background.
-        busy: Whether that write is still under way.
         size: Bytes of a checkpoint; 0 if the learner does not say.
     """
     if 0 < size <= SMALL and (waited_s or 0.0) <= SMALL_S:
@@ -163,7 +161,6 @@ def check_room(folder: Path, *, size: int, writes: int, kept: int, resumed: bool
     """Compare what a run's checkpoints will take with what is free on their disk, before the first step.
 
     Args:
-        folder: The run's `checkpoints`.
         size: Bytes of one checkpoint.
         writes: How many the run will write, at most.
         kept: How many of these `keep_every` keeps for good.

@@ -356,11 +356,6 @@ class RunSession:
 
         Args:
             rollouts: All of a mode and step, or of one batch of a step.
-            mode: What they are for.
-            step: Their step.
-            sampling: The sampling fields of its calls.
-            wall_s: Seconds that they took.
-            expected: How many were asked for.
             learns: Whether the algorithm learns from triplets, without which no check asks for any; None for what its
                 spec says.
             waited_s: Seconds of this step in which the run waited for them; None for all that they took.

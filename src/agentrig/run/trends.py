@@ -131,9 +131,7 @@ class Guards:
         """Return the guards after the steps of these lines of `metrics.jsonl`.
 
         Args:
-            lines: The lines.
             ended: The run had ended with them and is extended: what it counts in a row starts again.
-            demonstrated: See the attribute.
         """
         guards = cls(demonstrated=demonstrated)
         for line in lines:
@@ -175,10 +173,6 @@ class Guards:
 
     def check_signal(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
         """Check the rewards of the current step, before they are trained on.
-
-        Args:
-            rollouts: All rollouts of the step so far.
-            step: The training step.
 
         Returns:
             Whether the tasks are solved with this step.

@@ -47,7 +47,6 @@ class Versions:
         """Return the versions that a step allows.
 
         Args:
-            version: What the server has.
             step: The training step that learns from the rollouts. Its update begins with the weights of `step - 1`.
             max_staleness: How many versions the rollouts may be behind these.
 

@@ -275,7 +275,6 @@ class BasePool(abc.ABC, Generic[W]):
         """Remove a runner that died; restart its rollouts, or return them as failures if they have no retries left.
 
         Args:
-            worker: The runner.
             early: Added to the error if too many runners died before they had built the agent.
             died: Returns the failure's message for the number of times that a rollout was lost.
         """
@@ -315,8 +314,6 @@ class BasePool(abc.ABC, Generic[W]):
         """Queue a job again that a runner has lost; return how often it was lost if it fails instead, else 0.
 
         Args:
-            worker: The runner.
-            job: The job.
             late: Whether it ran past its deadline.
         """
         self._lost[job.id] = self._lost.get(job.id, 0) + 1

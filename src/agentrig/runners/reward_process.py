@@ -127,7 +127,6 @@ class RewardPool(Pool):
         """Judge outcomes.
 
         Args:
-            items: Outcomes, as the reward gets them.
             together: Whether one call gets all of them; if it gives no scores, each is judged by a call of its own.
             closed: Ends this call once it is set.
 
@@ -240,10 +239,6 @@ def _tasks(jobs: Sequence[Job]) -> str:
 
 def scores_of(outcome: Outcome, count: int) -> list[Score]:
     """Read the scores that the reward's process sent; nothing in them is trusted.
-
-    Args:
-        outcome: Of the process's job.
-        count: How many scores it must have.
 
     Raises:
         NoScores: There are none.
