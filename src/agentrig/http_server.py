@@ -48,9 +48,6 @@ class Refused(Exception):
     """A request that is not answered as asked.
 
     Args:
-        message: What is wrong, and what to do.
-        status: The HTTP status.
-        code: A short name of the reason.
         param: The field of the request that is the reason; '' if it is none.
     """
 
@@ -153,12 +150,9 @@ class Access:
     Args:
         app: Gets the requests that are let in. What it raises as `Refused`, before it answers, is sent.
         admit: Raises `Refused` for a request without its key. Returns whether it brought one.
-        host: What the server listens on.
-        port: Its port.
         name: A further name by which clients reach the host.
         limit: Most bytes of a body, or what returns them; the application gets it complete. None leaves it to `app`.
         setting: As in `read_body`.
-        form: See `Form`.
         challenge: What a refusal with status 401 asks for.
     """
 
@@ -245,11 +239,7 @@ class Access:
 
 
 class Connections:
-    """The open connections of a server, and which of them have not proven yet that they have the key.
-
-    Args:
-        most: How many may be open.
-    """
+    """The open connections of a server, and which of them have not proven yet that they have the key."""
 
     def __init__(self, most: int) -> None:
         self._most, self._open = most, 0
@@ -368,13 +358,8 @@ class ServerThread:
     """A server in a thread of this process, which listens at once.
 
     Args:
-        app: The ASGI application.
         listener: A socket that listens; it is closed at the end.
         name: Of the thread.
-        more: Settings of uvicorn.
-
-    Attributes:
-        port: Where it listens.
     """
 
     def __init__(self, app: Any, listener: socket.socket, name: str, **more: Any) -> None:

@@ -17,10 +17,7 @@ class Learning:
 
     Attributes:
         loss: Its loss, by the name that `algorithm.loss` of `grpo` has for it; '' if it is another one.
-        temperature: Of training rollouts.
-        top_p: Of training rollouts.
         max_tokens: Most tokens of one reply, where that is known.
-        max_staleness: How many versions the weights that sample may be behind.
         own_loop: Whether the algorithm has a loop of its own.
     """
 

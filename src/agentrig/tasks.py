@@ -341,7 +341,6 @@ class Table:
         tables: Rows, and what gives the place of the row of a number, for messages; by split. With the split `train`
             alone, its rows are shared out: by the column `columns.split`, or by `columns.shares`. Rows with one input
             come into one split, the same in every run.
-        columns: What the columns are for.
 
     Raises:
         ConfigError: A column is both for the agent and for the reward only, or the shares are not three numbers that

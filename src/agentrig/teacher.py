@@ -30,11 +30,7 @@ ROUNDING = 1e-3
 
 
 class Distillation:
-    """Implements `agentrig.credit.Teacher`, and is the credit `opd`.
-
-    Args:
-        config: Where the teacher is.
-    """
+    """Implements `agentrig.credit.Teacher`, and is the credit `opd`."""
 
     def __init__(self, config: TeacherConfig) -> None:
         self.teacher = Endpoint.at(config.base_url, config.model, config.api_key, token_ids=True)

@@ -32,7 +32,6 @@ class Auditor:
     """Reads a run's record, step by step; it keeps what the next step's audit needs.
 
     Args:
-        path: The run directory.
         sources: Task set and reward, built afresh.
     """
 

@@ -186,9 +186,6 @@ IMITATED: Mapping[str, Any] = {
 class Record:
     """A run directory.
 
-    Args:
-        path: The directory.
-
     Attributes:
         lines: Its lines of metrics by step; one that a crash has cut short is left out.
         settings: Section `[algorithm]`.

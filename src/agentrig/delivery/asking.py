@@ -35,7 +35,6 @@ class Answer:
     Attributes:
         version: The version of its weights; None if it does not report it.
         logprobs: The log-probabilities of all given tokens except the first, at temperature 1; empty if only sampled.
-        tokens: The tokens that it sampled.
         sampled: The log-probabilities that it returned with them.
         digests: Name to digest of the tensors that it uses; empty if it does not report them.
         dtype: The dtype in which it computes; '' if it does not report it.

@@ -103,7 +103,6 @@ class Delivery:
     Args:
         directory: The run directory, where the probe is kept.
         on: False makes every method do nothing but `sampled`.
-        lines: The lines of `metrics.jsonl` so far.
 
     Attributes:
         step: The figures since the last `line`.

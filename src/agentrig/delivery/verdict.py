@@ -52,7 +52,6 @@ class Expected:
 
     Attributes:
         version: The version of its weights: the step that made them.
-        ids: The probe.
         logprobs: The log-probabilities of all tokens of the probe except the first.
         digests: Name to digest of its weights, rounded to the server's dtype; empty if it cannot compute them.
         dtype: The dtype in which the server should compute.

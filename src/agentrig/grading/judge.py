@@ -43,9 +43,6 @@ Rubric:
 class Judge:
     """Grades by a model. What it can't grade is `invalid`, with the reason: never a reward of 0.
 
-    Args:
-        config: Its keys.
-
     Raises:
         ConfigError: There is no rubric, or two, or its scale or its parts make no sense.
     """

@@ -19,9 +19,6 @@ class Channel:
 
     The server inherits its end as a descriptor. Its key, its settings and new weights go over it; weights as a
     descriptor of the memory that holds them, so nothing on this machine has a name that others could use.
-
-    Args:
-        connection: A duplex connection over a Unix socket.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:

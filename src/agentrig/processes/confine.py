@@ -95,9 +95,6 @@ class ConfinedName(str):
 
     The name is the first thing that a process gets. So the script that started the run, and the plugins of what the
     process runs, are imported with the variables that they get.
-
-    Args:
-        given: The arguments of `confine`.
     """
 
     def __new__(cls, *given: Any) -> ConfinedName:

@@ -44,8 +44,6 @@ class Interrupted(KeyboardInterrupt):
     """A signal ended a command.
 
     Args:
-        number: The signal's number.
-        message: How the command ended, and what to do.
         at_once: Whether it was the second one: the current step is lost, and no page is written.
 
     Attributes:
@@ -318,7 +316,6 @@ class RunSignals:
         session: The run's session; its `stopping` is set, its `advice` says how to go on, its `measuring` which
             measurement outside of a step is under way, its `checking` which step is audited (0: none), and its
             `untouched` whether no rollout has begun.
-        abort: Ends the run immediately, with the given error.
     """
 
     def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:

@@ -57,10 +57,8 @@ class Auditing:
     """Audits the first steps of a run, and then as many as a share of its time allows.
 
     Args:
-        run: The run directory.
         rebuilt: The run's task set and reward, built once more.
         first: The first step, of a resumed run too.
-        on: Whether to audit at all.
         tasks: Role to the tasks that the run uses; each is compared with the task set's own.
 
     Attributes:
@@ -269,11 +267,7 @@ def read_audits(run: Path) -> tuple[list[Audited], list[str]]:
 
 
 class Rebuilt:
-    """What a run is compared with: its task set and its reward, built once more from its plan.
-
-    Args:
-        plan: The run's plan.
-    """
+    """What a run is compared with: its task set and its reward, built once more from its plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

@@ -60,7 +60,6 @@ class Best:
     Attributes:
         step: The step that made them.
         accuracy: None before the first validation.
-        reward: The mean reward; None before the first validation.
         kept: Whether the learner has a copy of them.
     """
 

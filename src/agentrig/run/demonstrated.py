@@ -58,10 +58,6 @@ SHOWN = 3
 class Demonstrated:
     """The demonstrations of a run.
 
-    Args:
-        session: The run's.
-        source: `algorithm.demonstrations`.
-
     Raises:
         ConfigError: There is no such run or file, or nothing in it can be learned; or a task has no gold.
         AgentrigError: A file cannot be read.

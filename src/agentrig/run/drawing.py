@@ -34,7 +34,6 @@ class Group:
     """What a rule looks at in the rollouts of a task.
 
     Attributes:
-        task: Its id.
         values: The rewards of the rollouts that were scored.
         solved: Whether every rollout, failures included, is correct.
     """
@@ -48,11 +47,6 @@ class Drawing:
     """Draws the tasks of a run's steps, from the first on: `uniform`, and what the other rules build on.
 
     Each epoch shuffles all tasks, and steps take consecutive slices.
-
-    Args:
-        tasks: All training tasks.
-        settings: The loop's keys.
-        seed: The run's.
     """
 
     sees = False

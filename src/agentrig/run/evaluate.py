@@ -51,8 +51,6 @@ class Evaluation:
         accuracy: Share of the scored rollouts that are correct (docs/rewards.md); None if `n` is 0.
         ci95: Its Wilson interval.
         reward: Mean reward of the scored rollouts; None if `n` is 0.
-        n: Number of scored rollouts, without failures.
-        failures: Kind to count.
         reasons: Kind to why the first rollout of it failed.
         wall_s: Seconds from the first rollout to the last.
         rollouts_per_s: All rollouts over `wall_s`.

@@ -58,14 +58,9 @@ class Trial:
     """Rollouts of some training tasks, and one update; `forecast` says what is known at any time.
 
     Attributes:
-        plan: The run's.
         tasks: Those of the first step, or some of them, or more.
-        n: Rollouts of each task.
-        split: The split that the tasks are from.
         report: The held-out tasks, which a run measures before and after.
-        validated: Number of validation tasks.
         groups: The groups that are complete, failures included.
-        complete: Whether all of them are.
         start: The held-out accuracy of the model as it is, sampled as a run measures it; None if it is not known.
         start_s: Seconds until the first rollout began.
         rollouts_s: Seconds from there to the latest complete group.

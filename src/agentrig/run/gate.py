@@ -26,7 +26,6 @@ class Gate:
 
     Args:
         admit: The credit's (`CreditSpec.admit`); None admits every group.
-        batches: Most batches of a step.
 
     Attributes:
         figures: What `metrics.jsonl` says of the latest step.

@@ -63,11 +63,7 @@ AUDITED = 4_000_000_000
 
 
 class Loop:
-    """Runs an algorithm that brings a learner, once; as `agentrig.algorithms.Algorithm` does it itself.
-
-    Args:
-        algorithm: Brings it.
-    """
+    """Runs an algorithm that brings a learner, once; as `agentrig.algorithms.Algorithm` does it itself."""
 
     session: RunSession
     server: Server

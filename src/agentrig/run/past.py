@@ -65,7 +65,6 @@ class Past:
     Attributes:
         checkpoint: The checkpoint to resume from; None if the run starts from the beginning.
         step: The checkpoint's step; 0 without one.
-        lines: The lines of `metrics.jsonl` up to that step.
         progress: The held-out measurements up to that step.
         measured: Number of rollouts that were only measured, by failure; `""` for those without a failure.
         warnings: What is lost or damaged.

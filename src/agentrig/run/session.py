@@ -66,13 +66,8 @@ class RunSession:
     """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
 
     Args:
-        plan: The run's.
-        engine: Runs the agent, scores and adapts.
-        runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
-        hardware: What the algorithm runs on.
         tasks: Role to the tasks of its split: `train`, `validation`, `report`.
-        second: The rewards that are only logged, by name.
         credit: What the run's calls are worth; None to build the plan's.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
@@ -763,10 +758,6 @@ class RolloutsAhead:
     """Training rollouts that run while the step before is learned; made by `RunSession.begin_rollouts`.
 
     Attributes:
-        session: The run's.
-        step: The step that learns from them.
-        sampling: The sampling fields of their calls.
-        expected: How many were asked for.
         running: The thread that runs them: returns them, and the seconds that they took.
         wall_s: These seconds, once the run has waited for them.
         waited_s: Of these, seconds that the run waited for them.

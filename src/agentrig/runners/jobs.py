@@ -15,10 +15,6 @@ class AgentPlan:
     """How a runner process builds its agent: by name, so that only plain values are sent.
 
     Attributes:
-        name: The agent's name.
-        config: Its settings.
-        files: Plugin files to load.
-        block: Plugins not to load.
         environment: Names or patterns of the variables that the agent gets beside `agentrig.processes.confine.BASE`.
     """
 

@@ -81,7 +81,6 @@ class Worker:
         ready: Whether it has built its agent.
         asked: When it was asked to answer, because a rollout is late; 0 if it was not.
         answers: Whether it has answered since.
-        jobs: Its jobs with their start times.
         given: How many jobs it has been given since it started.
         blocked: When the event loop of its async rollouts was last seen to be blocked, and where.
     """
@@ -110,8 +109,6 @@ class BasePool(abc.ABC, Generic[W]):
     A subclass defines how its runners are started, given a job, waited for and killed.
 
     Args:
-        plan: The agent.
-        n: Runners.
         threads: Concurrent rollouts in each runner.
         deadline_s: Time limit of a rollout in seconds. If a rollout exceeds it, its runner is killed and the
             rollout fails with `deadline`; the other rollouts of that runner are restarted.

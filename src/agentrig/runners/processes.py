@@ -178,7 +178,6 @@ class Pool(BasePool[ProcessWorker]):
 
     Args:
         plan: The agent; like the limits, as in `BasePool`.
-        n: Processes.
         preload: Modules to import once, in the process that the runners are forked from.
         environment: Variables to set in the runners before the agent is built, in addition to those of `plan`.
     """

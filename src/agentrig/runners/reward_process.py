@@ -41,12 +41,7 @@ HELD = "; native code, or a regular expression, held Python's interpreter: give 
 
 
 class RewardWorker:
-    """Runs the reward in a runner process; the runner calls it like an agent.
-
-    Args:
-        reward: What `RewardSpec.build` returned.
-        budget_s: Seconds for one outcome.
-    """
+    """Runs the reward in a runner process; the runner calls it like an agent."""
 
     records_itself = True
 
@@ -80,11 +75,7 @@ class RewardWorker:
 
 @attrs.frozen(kw_only=True)
 class RewardPlan(AgentPlan):
-    """How a process builds the run's reward. A job's input is a list of a task, an outcome and, if it sees it, a trace.
-
-    Attributes:
-        budget_s: Seconds for one outcome.
-    """
+    """How a process builds the run's reward. A job's input is a list: task, outcome and, if it sees it, the trace."""
 
     environment: Sequence[str] = ("*",)
     budget_s: float
@@ -107,10 +98,6 @@ class RewardPool(Pool):
     Which outcome did it is known only if that process has judged nothing else: what was judged beside it, or before it,
     may have stopped the process, kept its interpreter or taken its messages. So an outcome that was lost gets a new
     process for itself, and its score is `invalid` if it is lost there too.
-
-    Args:
-        plan: How the reward is built.
-        threads: How many outcomes are judged at once.
     """
 
     builds = "reward"
