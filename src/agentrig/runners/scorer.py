@@ -14,7 +14,6 @@ from typing import Any
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
 from agentrig.processes.replaced import left_alone
-from agentrig.processes.shared import current_folder
 from agentrig.rewards import Reward, Score
 from agentrig.runners.judging import CURE, GRACE_S, Late, NoScores, alone_words, late_words, score_many, score_one
 from agentrig.runners.reward_process import RewardPlan, RewardPool
@@ -68,7 +67,6 @@ class Scorer:
         self._own = bool(getattr(reward, "takes_own_reward", False))
         self._batches = getattr(reward, "score_many", None) is not None
         self._sees_trace = sees_trace
-        self._folder = current_folder()
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order.
@@ -92,7 +90,7 @@ class Scorer:
             return []
         if self._plan is not None:
             return self._in_process(items, self._plan)
-        with left_alone("the reward", CURE, folder=self._folder):
+        with left_alone("the reward", CURE):
             if self._batches:
                 return self._batch(items)
             reward: Any = self._reward
