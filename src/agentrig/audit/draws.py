@@ -87,11 +87,7 @@ def _order(ids: Sequence[str], seed: int, *, first: int, last: int) -> list[str]
 
 
 def _history(step: Step) -> list[Sequence[Group]]:
-    """Return the groups of each step before.
-
-    Raises:
-        CannotLook: A step's file is gone.
-    """
+    """Return the groups of each step before."""
     found = [step.record.groups(one) for one in range(1, step.number)]
     if not all(found):
         at = 1 + [bool(groups) for groups in found].index(False)

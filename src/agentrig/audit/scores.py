@@ -389,9 +389,6 @@ def _by_teacher(step: Step) -> dict[Key, Worth]:
     """Return the log-ratio of teacher and student for each token: the gradient of their reverse KL divergence.
 
     GKD (arXiv:2306.13649), MiniLLM (arXiv:2306.08543). The student's part is what was recorded when it sampled.
-
-    Raises:
-        CannotLook: What the teacher said was not recorded.
     """
     scored = {row["id"] for row in step.outcomes if row["value"] is not None}
     found = dict[Key, Worth]()

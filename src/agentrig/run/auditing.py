@@ -303,11 +303,7 @@ class Rebuilt:
             self._scorer.close()
 
     def _load(self) -> dict[str, Sequence[Task]]:
-        """Load the tasks of each role from the task set itself: what the run does with its rows is what is audited.
-
-        Raises:
-            PluginError: The task set's own code raised.
-        """
+        """Load the tasks of each role from the task set itself: what the run does with its rows is what is audited."""
         run = self._plan.run
         loaded: dict[str, Sequence[Task]] = {}
         found: dict[str, Sequence[Task]] = {}

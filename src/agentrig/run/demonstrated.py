@@ -286,9 +286,6 @@ def _encoded(span: Span, learner: Imitating) -> tuple[Span, bool]:
 
     Returns:
         The span, and whether it had other token ids.
-
-    Raises:
-        ValueError: The call can't be learned.
     """
     if span.name != LLM_CALL or span.error is not None or SERVER in span.attributes:
         return span, False

@@ -385,11 +385,7 @@ class Loop:
         self.saving.save(copy)
 
     def _resume(self, checkpoint: Path) -> None:
-        """Load the learner and the best weights so far.
-
-        Raises:
-            CheckpointDamaged: A file is damaged, or the weights are not those of the run after that step.
-        """
+        """Load the learner and the best weights so far."""
         weights_of, self.best = read_state(checkpoint)
         self.learner.load(checkpoint)
         recorded = self._recorded(weights_of)
@@ -417,9 +413,6 @@ def samples_of(
 
     Args:
         refused: The groups that are not admitted, see `agentrig.run.gate`: the credit does not see them.
-
-    Raises:
-        AgentrigError: See `agentrig.credit.worths_of_calls`.
     """
     samples, left_out = list[TrainSample](), list[Entry]()
     admitted = [rollout for rollout in rollouts if rollout.group not in refused]

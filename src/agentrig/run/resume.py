@@ -106,10 +106,6 @@ def _read(directory: Path, advice: str) -> tuple[Mapping[str, Any], Mapping[str,
     """Return what is in `config.toml` and in `manifest.json`, and the names of the run's reward and task set.
 
     `advice` says why none of these may be another one, and begins what to do.
-
-    Raises:
-        ConfigError: It is not a run directory, or its format is later than this version, or `config.toml` does not name
-            the reward and the task set that the run began with (manifest.json): it was edited.
     """
     file = directory / "config.toml"
     if not file.exists():

@@ -354,9 +354,6 @@ class RunSession:
             learns: Whether the algorithm learns from triplets, without which no check asks for any; None for what its
                 spec says.
             waited_s: Seconds of this step in which the run waited for them; None for all that they took.
-
-        Raises:
-            RunStopped: See `agentrig.algorithms.Session.rollouts`.
         """
         learns = self._learns if learns is None else learns
         if mode == "train":

@@ -250,11 +250,7 @@ class _Unread(Exception):
 
 
 def _own(row: Any) -> Any:
-    """Return a plain task whose fields were read once, as plain dicts where they are mappings; or no task as it is.
-
-    Raises:
-        _Unread: A field cannot be read; the message names it.
-    """
+    """Return a plain task whose fields were read once, as plain dicts where they are mappings; or no task as it is."""
     if not isinstance(row, Task):
         return row
     values: dict[str, Any] = {}

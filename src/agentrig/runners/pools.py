@@ -10,8 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -122,11 +121,15 @@ class BasePool(abc.ABC, Generic[W]):
         built: Set once a runner has built the agent.
         builds: What its runners build, for messages.
         runs: What its runners are called in messages: one, and several of them.
+        process: What the process of a runner is called in the message of a rollout.
+        title: What a runner is called in log lines, before its process id.
         cure: How to see why one dies, or hangs, before it has built that.
     """
 
     builds = "agent"
     runs = ("runner", "runners")
+    process = "the runner process"
+    title = "runner"
     cure = "run `agentrig dev` with runners.n=1"
 
     def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
@@ -268,12 +271,13 @@ class BasePool(abc.ABC, Generic[W]):
         self._lost.pop(result.id, None)
         return [result]
 
-    def _remove_dead(self, worker: W, early: str, died: Callable[[int], str]) -> list[Result]:
+    def _remove_dead(self, worker: W, early: str, died: str, why: str = "") -> list[Result]:
         """Remove a runner that died; restart its rollouts, or return them as failures if they have no retries left.
 
         Args:
             early: Added to the error if too many runners died before they had built the agent.
-            died: Returns the failure's message for the number of times that a rollout was lost.
+            died: Begins the failure's message, before the number of times that a rollout was lost.
+            why: Ends it.
         """
         self._workers.remove(worker)
         self.replaced += 1
@@ -287,7 +291,8 @@ class BasePool(abc.ABC, Generic[W]):
         suspects = f"; {beside + 1} rollouts were under way in it, and which of them did it is not known"
         for job, started in worker.jobs.values():
             if times := self._lose(worker, job):
-                failed.append(job.failed("runner-died", died(times) + (suspects if beside else ""), started))
+                said = f"{died}{counted(times)}{why}{suspects if beside else ''}"
+                failed.append(job.failed("runner-died", said, started))
         return failed
 
     def _remove_late(self, worker: W, overdue: Sequence[str], held: bool) -> list[Result]:
@@ -322,14 +327,6 @@ class BasePool(abc.ABC, Generic[W]):
     def _runs_again(self, worker: W, job: Job, *, late: bool) -> bool:
         """Whether a job that a runner has lost, see `_lose`, is run once more."""
         return not late and self._lost[job.id] <= self.retries
-
-    def _process(self) -> str:
-        """Return what the process of a runner is called in the message of a rollout."""
-        return "the runner process"
-
-    def _stopped_words(self, why: str, times: int) -> str:
-        """Say what has become of a rollout in a runner that `_stopped` tells of."""
-        return f"{self._process()} {why}{counted(times)}"
 
     def _late_words(self, worker: W, jobs: Sequence[Job]) -> str:
         """Say that a runner is killed, because these jobs of it ran too long."""
@@ -399,7 +396,7 @@ class BasePool(abc.ABC, Generic[W]):
                 stopped = f"could run nothing, because {place} blocked its event loop"
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
-                failed += self._remove_dead(worker, "", partial(self._stopped_words, stopped))
+                failed += self._remove_dead(worker, "", f"{self.process} {stopped}")
                 rollouts = amount(len(worker.jobs), "rollout")
                 log.warning("%s with %s is killed: it %s", worker.title, rollouts, stopped)
                 continue

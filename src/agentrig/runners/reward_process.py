@@ -102,6 +102,7 @@ class RewardPool(Pool):
 
     builds = "reward"
     runs = ("process", "processes")
+    process = title = "the reward's process"
     cure = "call its `build` in a Python shell"
 
     def __init__(self, plan: RewardPlan, *, threads: int) -> None:
@@ -191,18 +192,12 @@ class RewardPool(Pool):
     def _beside(self, worker: Worker) -> bool:
         return worker.given > 1
 
-    def _process(self) -> str:
-        return "the reward's process"
-
-    def _title(self, pid: int) -> str:
-        return f"{self._process()} {pid}"
-
     def _deadline_words(self, held: bool) -> str:
         return late_words(self._budget_s) + (HELD if held else "")
 
     def _late_words(self, worker: Worker, jobs: Sequence[Job]) -> str:
         return (
-            f"{self._process()} is killed: {_tasks(jobs)} ran past the budget of {self._budget_s:g} s "
+            f"{self.process} is killed: {_tasks(jobs)} ran past the budget of {self._budget_s:g} s "
             "(run.reward_budget_s)"
             + ("; each is judged again alone" if worker.given > 1 or any(len(job.input) > 1 for job in jobs) else "")
         )
