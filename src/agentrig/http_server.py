@@ -384,11 +384,7 @@ def settings(app: Any, *, protocol: type[Connection] = Connection, most: int = M
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        OSError: This machine can't listen there.
-    """
+    """Return a socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=1024)
     # asyncio sets it only on sockets made with an explicit protocol; without it head and body of a response wait 40 ms

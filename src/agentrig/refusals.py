@@ -90,9 +90,6 @@ def check_single_calls(loss: str, samples: Iterable[object]) -> None:
 
     Args:
         samples: Of each trained call of a step, which rollout it belongs to.
-
-    Raises:
-        ConfigError: A rollout has several.
     """
     several = [rollout for rollout, n in Counter(samples).items() if n > 1]
     if loss in BY_REPLY and several:

@@ -64,10 +64,6 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
     Args:
         errors: What to do with bytes that are no text, as `open` has it.
-
-    Raises:
-        OSError: It cannot be read, or is no regular file.
-        UnicodeDecodeError: It holds other bytes, and `errors` is `strict`.
     """
     check_regular(path)
     return path.read_text("utf-8", errors)
@@ -156,10 +152,6 @@ def parsed(content: bytes) -> tuple[Any, bool]:
 
     What orjson refuses is read by the standard library, which takes several times as long for lists of numbers. Whole
     numbers beyond 64 bits become floats.
-
-    Raises:
-        ValueError: It is not JSON.
-        RecursionError: It is nested too deep.
     """
     try:
         return orjson.loads(content), True
@@ -215,11 +207,7 @@ class Room:
         self._left = characters
 
     def take(self, characters: int) -> None:
-        """Use some of it.
-
-        Raises:
-            TooLong: There are not so many left.
-        """
+        """Use some of it; raise `TooLong` if there is not so much left."""
         self._left -= characters
         if self._left < 0:
             raise TooLong

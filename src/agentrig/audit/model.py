@@ -57,11 +57,7 @@ class Weights:
     scaling: float = 1.0
 
     def load(self, precision: Precision) -> Any:
-        """Return the plain model; with adapters its weights are W + scaling * B @ A (LoRA, arXiv:2106.09685).
-
-        Raises:
-            CannotLook: A trained tensor is not the model's.
-        """
+        """Return the plain model; with adapters its weights are W + scaling * B @ A (LoRA, arXiv:2106.09685)."""
         import torch
         from torch.nn.utils import parametrize
         from transformers import AutoModelForCausalLM

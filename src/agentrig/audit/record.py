@@ -256,9 +256,6 @@ class Record:
         """The directory of the starting model that the settings name.
 
         Of another run's checkpoint that holds adapters it is `.model`, what that run's trainer has merged.
-
-        Raises:
-            CannotLook: It is not on this machine.
         """
         name = str(self.settings.get("model", ""))
         plugin = importlib.util.find_spec("agentrig_grpo")  # for the models that it ships; nothing of it is imported
@@ -271,11 +268,7 @@ class Record:
 
     @property
     def progress(self) -> Mapping[str, Any]:
-        """What `progress.json` holds now, of a run at work too; nothing if it is not there.
-
-        Raises:
-            RunFileError: It cannot be read.
-        """
+        """What `progress.json` holds now, of a run at work too; nothing if it is not there."""
         file = self.path / "progress.json"
         with readable(file):
             return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}

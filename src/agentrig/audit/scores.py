@@ -336,11 +336,7 @@ FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float
 
 
 def expected(step: Step) -> dict[Key, Worth]:
-    """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out.
-
-    Raises:
-        CannotLook: The credit is not one of agentrig's own.
-    """
+    """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out."""
     (name, keys), calls = step.record.credit, handed(step)
     if name == "opd":
         return _by_teacher(step)

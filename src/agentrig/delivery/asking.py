@@ -55,10 +55,6 @@ def ask(endpoint: Endpoint, ids: Sequence[int], *, score: bool = True, n: int = 
         ids: The given tokens, two or more.
         score: Score them. Without it, their keys and values may come from the server's prefix cache.
         n: How many tokens to sample.
-
-    Raises:
-        CannotScore: The server does not support it.
-        CannotAnswer: The server does not answer.
     """
     fields: dict[str, Any] = {"model": endpoint.model, "prompt": list(ids), "max_tokens": n or 1}
     fields |= {"temperature": temperature, **({"prompt_logprobs": 1} if score else {})}

@@ -106,9 +106,6 @@ class Delivery:
 
     Attributes:
         step: The figures since the last `line`.
-
-    Raises:
-        RunFileError: The file with the probe is damaged.
     """
 
     def __init__(self, directory: Path, *, on: bool = True, lines: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -161,9 +158,6 @@ class Delivery:
         """Put the probe into the servers' prefix caches; call it before a transfer.
 
         If a server then fails to clear the keys and values of the old weights, the proof detects it.
-
-        Raises:
-            RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
         if self._choose is None or self._weaker:
@@ -205,9 +199,6 @@ class Delivery:
             held: Returns the digests of the tensors that each server uses, for servers that don't report them in
                 their answers; None where it can't know. Called in the background.
             loaded: Whether the servers have loaded the weights themselves: this is no transfer, and is not counted.
-
-        Raises:
-            RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
         if self.on:

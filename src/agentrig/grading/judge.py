@@ -41,11 +41,7 @@ Rubric:
 
 
 class Judge:
-    """Grades by a model. What it can't grade is `invalid`, with the reason: never a reward of 0.
-
-    Raises:
-        ConfigError: There is no rubric, or two, or its scale or its parts make no sense.
-    """
+    """Grades by a model. What it can't grade is `invalid`, with the reason: never a reward of 0."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
@@ -203,9 +199,6 @@ class GradeCache:
 
     Args:
         file: The SQLite file, made if it is not there; None for none.
-
-    Raises:
-        ConfigError: The file cannot be opened, or is no file of grades.
     """
 
     def __init__(self, file: Path | None) -> None:

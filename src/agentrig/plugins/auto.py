@@ -101,9 +101,6 @@ def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any])
 
     Returns:
         The server, and why it is this one.
-
-    Raises:
-        ConfigError: There is none; the message has each one's reason.
     """
     passed: list[str] = []
     for component in ranked_servers(registry):

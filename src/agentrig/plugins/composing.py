@@ -29,10 +29,6 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
 
     Args:
         section: The section of its keys, for messages.
-
-    Raises:
-        ConfigError: The parts make no sense, or one has wrong keys.
-        LookupFailed: There is no such reward.
     """
     spec: Any = component.spec
     if spec.parts is None:
@@ -53,11 +49,7 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
 
 
 def build(component: Component, config: Any, registry: Registry) -> tuple[Reward, bool]:
-    """Build a reward with its parts; return it, and whether it is called with the trace.
-
-    Raises:
-        PluginError: One of them cannot be built.
-    """
+    """Build a reward with its parts; return it, and whether it is called with the trace."""
     spec: Any = component.spec
     if spec.parts is None:
         return built(component, config), spec.sees_trace
@@ -78,10 +70,6 @@ def second_rewards(
     Args:
         tables: The section `[second_reward]`: a table of settings for each of them that needs any.
         elsewhere: As in `agentrig.settings.structure`.
-
-    Raises:
-        ConfigError: A name is there twice, settings belong to none of them, or settings are wrong.
-        LookupFailed: There is no such reward.
     """
     found: dict[str, tuple[Component, Any]] = {}
     left = dict(tables)

@@ -41,11 +41,7 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, message: Mapping[str, Any], *, descriptor: int | None = None) -> None:
-        """Send a message, and perhaps a descriptor, which stays open here.
-
-        Raises:
-            OSError: The other end is closed.
-        """
+        """Send a message, and perhaps a descriptor, which stays open here."""
         self._connection.send_bytes(json.dumps({**message, "descriptor": descriptor is not None}).encode())
         if descriptor is not None:
             send_handle(self._connection, descriptor, None)

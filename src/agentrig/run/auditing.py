@@ -101,11 +101,7 @@ class Auditing:
         return self._on and (self.due or step < self._sure)
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
-        """Audit a step that is due, or one of the first; of others, look at what costs next to nothing.
-
-        Raises:
-            RunStopped: A link does not hold.
-        """
+        """Audit a step that is due, or one of the first; of others, look at what costs next to nothing."""
         whole, sketch, self._sketch, self.due = self.takes(step), self._sketch, None, False
         if not self._on:
             return
@@ -156,9 +152,6 @@ class Auditing:
 
         Args:
             accuracy: The entry of its summary.
-
-        Raises:
-            RunStopped: A link does not hold.
         """
         if self._auditor is None:
             return
@@ -274,11 +267,7 @@ class Rebuilt:
         self._scorer: Scorer | None = None
 
     def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str | None]] | None = None) -> Sources:
-        """Build what the auditor asks.
-
-        Raises:
-            AgentrigError: The task set can't be built or loaded.
-        """
+        """Build what the auditor asks."""
         return Sources(
             splits=self._load(),
             score=self.score,

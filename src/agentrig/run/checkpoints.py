@@ -76,11 +76,7 @@ def write_state(directory: Path, *, step: int, weights_of: int, seed: int, best:
 
 
 def read_state(checkpoint: Path) -> tuple[int, Best]:
-    """Return the step that made a checkpoint's weights, and the best weights so far.
-
-    Raises:
-        CheckpointDamaged: The file is damaged.
-    """
+    """Return the step that made a checkpoint's weights, and the best weights so far."""
     try:
         state = json.loads(read_text(checkpoint / STATE))
         return state["weights_of"], Best(**state["best"])
@@ -111,11 +107,7 @@ class Checkpoints:
         return (self.path(steps[-1]), steps[-1]) if steps else (None, 0)
 
     def at(self, step: int) -> tuple[Path, int]:
-        """Return the checkpoint of a step.
-
-        Raises:
-            ConfigError: There is none; the message lists the existing ones.
-        """
+        """Return the checkpoint of a step."""
         if step not in self.steps():
             there = ", ".join(map(str, self.steps())) or "none"
             raise ConfigError(f"{self.folder} has no checkpoint of step {step}; the steps that have one: {there}")
@@ -304,12 +296,7 @@ def _listed(checkpoint: Path) -> dict[str, tuple[int, str]]:
 
 
 def check_sizes(checkpoint: Path) -> None:
-    """Check that the files of a checkpoint are there, with the sizes that its list has; their content is not read.
-
-    Raises:
-        CheckpointDamaged: A file is missing or has another size, or the list cannot be read.
-        RunFileError: Something may not be read.
-    """
+    """Check that the files of a checkpoint are there, with the sizes that its list has; their content is not read."""
     with reading_file(checkpoint):
         _compare_sizes(checkpoint, _listed(checkpoint))
 
@@ -318,10 +305,6 @@ def damaged_state(checkpoint: Path) -> list[str]:
     """Return the files of `trainer/` that are not as they were saved; none of a directory that has no list of files.
 
     Only training needs them: the model in the other files may be whole (`verify` with `trains=False`).
-
-    Raises:
-        CheckpointDamaged: The list cannot be read.
-        RunFileError: A file may not be read.
     """
     found = []
     with reading_file(checkpoint):
@@ -370,11 +353,7 @@ def _compare_digests(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> No
 
 
 def saved_digests(run: Path, progress: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the digests that `progress.json` holds of lists of files, by the checkpoint's name.
-
-    Raises:
-        RunFileError: They are damaged.
-    """
+    """Return the digests that `progress.json` holds of lists of files, by the checkpoint's name."""
     found = progress.get(SAVED, {})
     if not isinstance(found, dict) or not all(isinstance(digests, list) for digests in found.values()):
         raise _no_digests(run)

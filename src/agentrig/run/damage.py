@@ -108,11 +108,7 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return what is in a folder of a run, by name; nothing if there is no such folder.
-
-    Raises:
-        RunFileError: It cannot be read.
-    """
+    """Return what is in a folder of a run, by name; nothing if there is no such folder."""
     with reading(folder):
         try:
             return sorted(folder.iterdir())
@@ -121,11 +117,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds; an empty one when the file is not there.
-
-    Raises:
-        RunFileError: It cannot be read, or holds something else.
-    """
+    """Return the object that a JSON file holds; an empty one when the file is not there."""
     with reading(path):
         try:
             text = path.read_text("utf-8")

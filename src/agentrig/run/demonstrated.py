@@ -89,11 +89,7 @@ class Demonstrated:
             session.note(note)
 
     def begin(self, learner: object, name: str) -> None:
-        """Take the learner, leave out what its model can't learn, and note which demonstrations the run has.
-
-        Raises:
-            ConfigError: It can't learn from demonstrations, or from none of these.
-        """
+        """Take the learner, leave out what its model can't learn, and note which demonstrations the run has."""
         if not isinstance(learner, Imitating):
             raise ConfigError(f"algorithm {name} has a key `demonstrations`, and its learner has no method `encode`")
         self._learner = learner
@@ -177,10 +173,6 @@ def accepted(path: Path, tasks: Sequence[Task]) -> tuple[list[Rollout], str]:
 
     Returns:
         The rollouts, and a sentence about those of other tasks, or ''.
-
-    Raises:
-        ConfigError: It is no run directory, or has none, or none of these tasks.
-        RunFileError: A file of its rollouts is damaged.
     """
     if not (path / "config.toml").is_file():
         raise ConfigError(f"algorithm.demonstrations = {path}: the folder is no run directory, it has no config.toml")
@@ -213,10 +205,6 @@ def chats(path: Path, correctness: Correctness) -> tuple[list[Rollout], str]:
 
     Returns:
         The rollouts, and a sentence about those that are left out, or ''.
-
-    Raises:
-        ConfigError: There is no such file, or nothing in it to learn.
-        AgentrigError: See `agentrig.demonstrations.read_demonstrations`.
     """
     if not path.is_file():
         raise ConfigError(f"algorithm.demonstrations = {path}: there is no such file or run directory")
@@ -252,11 +240,7 @@ def chats(path: Path, correctness: Correctness) -> tuple[list[Rollout], str]:
 
 
 def learnable(rollouts: Sequence[Rollout], learner: Imitating, source: Path) -> tuple[list[Rollout], list[str]]:
-    """Return the rollouts that a learner's model can learn, with its token ids, and sentences about the others.
-
-    Raises:
-        ConfigError: It can learn none; the message has the reasons.
-    """
+    """Return the rollouts that a learner's model can learn, with its token ids, and sentences about the others."""
     of, faults, kept, rewritten = amount(len(rollouts), "demonstration"), Counter[str](), list[Rollout](), 0
     for rollout in rollouts:
         try:

@@ -57,11 +57,7 @@ class Drawing:
         self._figures: dict[int, Mapping[str, float]] = {}
 
     def draw(self, step: int) -> Sequence[Task]:
-        """Return the tasks of a step; call it once for each step, after `see` has got all groups before.
-
-        Raises:
-            ValueError: There are no tasks.
-        """
+        """Return the tasks of a step; call it once for each step, after `see` has got all groups before."""
         n = self.settings.tasks_per_step
         if not self.sees or not self.tasks:  # without any task it raises
             return tasks_of_step(self.tasks, n=n, step=step, seed=self.seed)
@@ -92,11 +88,7 @@ class Drawing:
             self._seen(group)
 
     def resume(self, run: Path, first_step: int) -> None:
-        """Take in the groups that a run has recorded before a step.
-
-        Raises:
-            RunFileError: A file of rollouts is gone or damaged.
-        """
+        """Take in the groups that a run has recorded before a step."""
         for step in range(1, first_step if self.sees else 1):
             self.draw(step)
             self.figures(step)
@@ -195,11 +187,7 @@ def groups_of(rollouts: Iterable[Rollout]) -> list[Group]:
 
 
 def recorded(run: Path, step: int, rule: str) -> list[Group]:
-    """Return the groups of a step that a run has recorded, in their order.
-
-    Raises:
-        RunFileError: The step's file of rollouts is gone or damaged.
-    """
+    """Return the groups of a step that a run has recorded, in their order."""
     import pyarrow.parquet as pq
 
     file = run / table_name("train", step)

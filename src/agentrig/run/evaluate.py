@@ -184,9 +184,6 @@ def run_agent(
 
     Args:
         body: Called with the engine and the server's addresses, in a thread of its own; a signal ends it.
-
-    Raises:
-        ConfigError: The plan has no runners on this machine, or can't be used here.
     """
     if plan.runners.n == 0:
         raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
@@ -233,10 +230,6 @@ def eval_tasks(
     Args:
         split: The split's name; None for the role's.
         limit: Only so many tasks; 0 for all. None for as many as the run uses, of the split that has the role.
-
-    Raises:
-        ConfigError: There is no such split, or it has no tasks.
-        PluginError: A row is not a valid `Task`.
     """
     own = split_of(run, tasks, role)
     name = split or own

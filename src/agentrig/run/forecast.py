@@ -203,12 +203,7 @@ class Trial:
         self.complete = True  # with more failures than a run allows: the verdict says it
 
     def update(self) -> None:
-        """Update a new learner with the rollouts, to measure it; it is thrown away.
-
-        Raises:
-            ConfigError: The model does not fit into the device's memory.
-            AgentrigError: The update failed.
-        """
+        """Update a new learner with the rollouts, to measure it; it is thrown away."""
         algorithm: LoopAlgorithm = self.plan.build("algorithm")
         if not hasattr(algorithm, "learner"):
             self.updated = (

@@ -42,11 +42,7 @@ class Gate:
         return cls(admit if batches > 1 else None, batches)
 
     def refused(self, rollouts: Sequence[Rollout]) -> set[str]:
-        """Return the groups that are not admitted.
-
-        Raises:
-            AgentrigError: The gate raises.
-        """
+        """Return the groups that are not admitted."""
         if self.admit is None:
             return set()
         try:

@@ -491,11 +491,7 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
 
 
 def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
-    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint.
-
-    Raises:
-        RunFileError: The folder cannot be read.
-    """
+    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint."""
     recorded = [name.removeprefix("step-") for name in mapping(progress.get(SAVED))]
     steps = [*there.steps(), *(int(step) for step in recorded if step.isdecimal())]
     return max([0, *steps, *(int(line["step"]) for line in lines)])
@@ -506,9 +502,6 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
 
     Args:
         there: The checkpoints of a run that nobody works in.
-
-    Raises:
-        RunFileError: The folder, or what `progress.json` says of it, is damaged.
     """
     checkpoint, _ = there.latest()
     newest = checkpoint.name if checkpoint else ""
@@ -519,11 +512,7 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
 
 
 def unwhole(there: Checkpoints) -> list[str]:
-    """Say which file of the latest checkpoint is missing or has another size; no content is read.
-
-    Raises:
-        RunFileError: The folder cannot be read.
-    """
+    """Say which file of the latest checkpoint is missing or has another size; no content is read."""
     checkpoint, _ = there.latest()
     try:
         if checkpoint:

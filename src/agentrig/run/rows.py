@@ -143,9 +143,6 @@ def stored_rollouts(
     Args:
         folder: The run's folder `rollouts`.
         recorded: The SHA-256 of its files as the run wrote them (`agentrig.run.past.recorded_in`), if they are known.
-
-    Raises:
-        agentrig.errors.RunFileError: A file is damaged, or was changed since the run wrote it; the message says which.
     """
     import pyarrow.parquet as pq
 

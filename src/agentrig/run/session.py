@@ -213,11 +213,7 @@ class RunSession:
     # --- what algorithms call ---------------------------------------------------------------------
 
     def plan_steps(self, steps: int) -> None:
-        """Notify the observers of the run's start and its number of steps.
-
-        Raises:
-            ConfigError: A resumed run already has more steps.
-        """
+        """Notify the observers of the run's start and its number of steps."""
         if self.first_step > steps + 1:
             raise ConfigError(
                 f"{self.directory} has {amount(self.first_step - 1, 'step')} already, and is to have {steps} in all"
@@ -399,11 +395,7 @@ class RunSession:
         guards.check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
 
     def check_learned(self) -> None:
-        """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
-
-        Raises:
-            RunStopped: The message has examples.
-        """
+        """Stop a run at its end if it was too short for its guards, and all of its rewards were the same."""
         if self._judged and self._by_rewards and not self._guards.varied:
             guards.check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 

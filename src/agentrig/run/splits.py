@@ -69,11 +69,6 @@ def load_splits(tasks: Tasks, run: RunSettings, *, who: str) -> dict[str, tuple[
 
     Returns:
         Role to the split's name and its tasks; a role without a split has the name '' and no tasks.
-
-    Raises:
-        ConfigError: The task set has no such split, or there are no training tasks and it does not name the role
-            `train` among its `optional` ones.
-        PluginError: A row is not a valid `Task`.
     """
     read: dict[str, Sequence[Task]] = {}
     loaded = {}
@@ -121,9 +116,6 @@ def labelled(model: object) -> set[str]:
 
     Args:
         model: The setting `algorithm.model`: the directory of a warm-up, or a checkpoint of a run that began with one.
-
-    Raises:
-        RunFileError: A file that says so is damaged.
     """
     folder, found = Path(str(model)).expanduser(), set[str]()
     if folder.parent.name == "checkpoints":

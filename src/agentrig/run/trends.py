@@ -200,11 +200,7 @@ class Guards:
         return self.varied and correct and self.all_correct + 1 >= SOLVED
 
     def check(self, line: Mapping[str, Any]) -> None:
-        """Stop when the updates of the latest steps changed nothing or diverged.
-
-        Raises:
-            RunStopped: The message says what was observed and what to change.
-        """
+        """Stop when the updates of the latest steps changed nothing or diverged."""
         step, figures = line["step"], line["algorithm"]
         change = figures.get("weight_change", 1.0)
         found = ", ".join(_not_finite(figures))

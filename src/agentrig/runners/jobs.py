@@ -25,11 +25,7 @@ class AgentPlan:
     environment: Sequence[str] = ()
 
     def build(self) -> Agent:
-        """Load the plugins and build the agent.
-
-        Raises:
-            agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
-        """
+        """Load the plugins and build the agent."""
         from agentrig.plugins.building import built
 
         _, component, config = self._found("agent")

@@ -113,9 +113,6 @@ class BasePool(abc.ABC, Generic[W]):
             rollout fails with `deadline`; the other rollouts of that runner are restarted.
         retries: How often a rollout is restarted when its runner died; after that it fails with `runner-died`.
 
-    Raises:
-        AgentrigError: This machine lets no runner work; see `check_machine`.
-
     Attributes:
         replaced: How many runners were replaced.
         built: Set once a runner has built the agent.

@@ -308,12 +308,7 @@ class Pool(BasePool[ProcessWorker]):
         return results
 
     def _handle(self, worker: ProcessWorker, line: bytes) -> list[Result]:
-        """Handle a line of a runner.
-
-        Raises:
-            AgentrigError: The runner cannot build the agent.
-            ValueError: It is no line of a runner.
-        """
+        """Handle a line of a runner."""
         what, _, value = line.partition(b" ")
         if what == b"ready" and value.isdigit() and not worker.ready:
             worker.pid, worker.title = int(value), f"{self.title} {int(value)}"

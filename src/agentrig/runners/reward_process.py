@@ -81,11 +81,7 @@ class RewardPlan(AgentPlan):
     budget_s: float
 
     def build(self) -> Agent:
-        """Load the plugins and build the reward.
-
-        Raises:
-            agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
-        """
+        """Load the plugins and build the reward."""
         from agentrig.plugins import composing
 
         registry, component, config = self._found("reward")
@@ -117,9 +113,6 @@ class RewardPool(Pool):
         Args:
             together: Whether one call gets all of them; if it gives no scores, each is judged by a call of its own.
             closed: Ends this call once it is set.
-
-        Raises:
-            AgentrigError: The reward cannot be built in its process, or `closed` is set.
         """
         closed = closed or threading.Event()
         if together and len(items) > 1:
@@ -220,11 +213,7 @@ def _tasks(jobs: Sequence[Job]) -> str:
 
 
 def scores_of(outcome: Outcome, count: int) -> list[Score]:
-    """Read the scores that the reward's process sent; nothing in them is trusted.
-
-    Raises:
-        NoScores: There are none.
-    """
+    """Read the scores that the reward's process sent; nothing in them is trusted."""
     if outcome.failure == "deadline":
         raise NoScores(outcome.message)
     if outcome.failure is not None:

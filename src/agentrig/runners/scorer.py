@@ -72,12 +72,7 @@ class Scorer:
         self._sees_trace = sees_trace
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
-        """Score a batch; returns a score for each item, in their order.
-
-        Raises:
-            AgentrigError: The reward cannot be built in its process.
-            PluginError: In threads, the reward replaced functions of Python that this process uses.
-        """
+        """Score a batch; returns a score for each item, in their order."""
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {
             i: item  # a plain agent that answers None is judged too
