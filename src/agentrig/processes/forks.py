@@ -71,7 +71,7 @@ def end_if_importing() -> None:
 
 
 def start_server() -> None:
-    """Start the process that others are forked from, unless it runs, do not wait while it imports what they share."""
+    """Start the process that others are forked from, unless it runs; do not wait while it imports what they share."""
     end_if_importing()
     with _started_clean():
         with _signals_blocked():  # it ignores Ctrl-C and SIGTERM by itself, but not a terminal that is closed
