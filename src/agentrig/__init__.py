@@ -63,9 +63,6 @@ def load_run(path: Path | str) -> LoadedRun:
     It works while the run goes on, and on a directory that is damaged, of an earlier version, or copied from elsewhere:
     what is missing is left out and listed in `missing`.
 
-    Args:
-        path: The run directory.
-
     Raises:
         AgentrigError: It is no run directory.
 

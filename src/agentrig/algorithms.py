@@ -137,11 +137,8 @@ class Session(Protocol):
         """Run the agent n times on each task; block until all have ended.
 
         Args:
-            tasks: What to run.
             n: The group's size.
             endpoint: One server, or several replicas: groups go to them in turn, each group to one.
-            step: The training step.
-            mode: What the rollouts are for.
             on_groups: Called in this thread with groups that are complete while others still run, once for each
                 group, before the checks of the step. Work done here overlaps with the rollouts.
             version: Version of the weights that the server has; for training, `step - 1`. A rollout with a call that

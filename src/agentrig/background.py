@@ -63,9 +63,6 @@ class Background:
         name: Whose work it is, for messages: `tracker wandb`.
         limit: Most pieces of work that may wait; further ones are dropped and counted.
         patience_s: Seconds, in all, that `settle` waits.
-
-    Attributes:
-        writes: What became of the work so far.
     """
 
     def __init__(self, name: str, *, limit: int, patience_s: float) -> None:

@@ -138,9 +138,6 @@ def grpo(groups: Sequence[Sequence[Rollout]], config: GroupConfig) -> Iterator[l
     """Yield GRPO's credit (DeepSeekMath, arXiv:2402.03300, section 4.1.2): (v - mean) / std of the group's rewards.
 
     The formula, with one reward for each rollout (outcome supervision), is in `advantages`.
-
-    Raises:
-        AgentrigError: See `advantages`.
     """
     return _by_group(groups, config, normalize=True)
 
@@ -150,9 +147,6 @@ def dr_grpo(groups: Sequence[Sequence[Rollout]], config: GroupConfig) -> Iterato
 
     Without GRPO's division, tasks that are almost always or almost never solved are not favoured. The paper's other
     change, a loss that is not divided by the length of each reply, is `algorithm.loss_agg_mode`.
-
-    Raises:
-        AgentrigError: See `advantages`.
     """
     return _by_group(groups, config, normalize=False)
 
@@ -164,9 +158,6 @@ def rloo(groups: Sequence[Sequence[Rollout]], config: RelativeConfig) -> Iterato
 
     The paper's KL penalty in the reward is not part of it: use `algorithm.kl_loss_coef`. A rollout that is alone, and
     a group of equal rewards, have 0.
-
-    Raises:
-        AgentrigError: See `advantages`.
     """  # noqa: D415
     for group in groups:
         values = [rollout.value for rollout in group]
@@ -183,9 +174,6 @@ def reinforce_pp(groups: Sequence[Sequence[Rollout]], config: RelativeConfig) ->
     over the n scored rollouts of the whole step. The mean of all B is 0, so it is not subtracted again. The paper
     normalises over the tokens of a batch. Here each rollout counts once, so that long ones, and those with many calls,
     don't weigh more.
-
-    Raises:
-        AgentrigError: See `advantages`.
     """  # noqa: D415
     values = [[rollout.value for rollout in group] for group in groups]
     found = [advantages(group, normalize=False) for group in values]
@@ -205,9 +193,6 @@ def dapo(groups: Sequence[Sequence[Rollout]], config: DapoConfig) -> Iterator[li
     L is the call's own limit, the `max_tokens` of its request. A rollout's reward is v plus the lowest R of its trained
     calls. The paper's dynamic sampling is the gate `differ`; its clip and its loss are `algorithm.clip_high` and
     `algorithm.loss_agg_mode`.
-
-    Raises:
-        AgentrigError: See `advantages`.
     """
     for group in groups:
         shaped = [None if r.value is None else r.value + overlong(r, config.overlong_buffer_len) for r in group]
@@ -246,7 +231,6 @@ def opd(groups: Sequence[Sequence[Rollout]], heard: Mapping[tuple[str, str], Seq
     gradient with A lowers it. Rewards do not count.
 
     Args:
-        groups: Of a step.
         heard: By rollout and call, what the teacher says of the call's response tokens.
 
     Raises:
@@ -271,9 +255,6 @@ def best_of_group(groups: Sequence[Sequence[Rollout]], config: ImitationConfig) 
 
     It imitates the best of n samples, as RAFT does (arXiv:2304.06767). A group of equal rewards is left out: nothing
     says that it is good.
-
-    Raises:
-        AgentrigError: See `advantages`.
     """
     for group in groups:
         values = [rollout.value for rollout in group]
@@ -374,10 +355,6 @@ def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], f
 
 def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[CallWorth]]:
     """Return what each trained call of a step's rollouts is worth: for each rollout, a `CallWorth` for each triplet.
-
-    Args:
-        credit: The run's credit.
-        rollouts: All rollouts of a step.
 
     Raises:
         AgentrigError: The credit raises, or does not give one worth for each rollout or call.

@@ -47,8 +47,6 @@ class Call:
     """One call of the agent to the model, as the server got it.
 
     Attributes:
-        messages: OpenAI's messages.
-        tools: The request's `tools`.
         turn: How many calls this rollout has made before.
         replies: What these were answered with.
         rng: Random numbers of this conversation: the same in every run with the same seed.
@@ -74,7 +72,6 @@ class Reply:
     """What the model should say.
 
     Attributes:
-        content: The text.
         tool_calls: Calls of tools: `{"name": str, "arguments": {…}}`, and `"id"` if it is known.
         learn: Whether the model learns this reply. False for a mistake that a later turn repairs: the agent gets it,
             and only the repair is learned.
@@ -161,8 +158,6 @@ class StartPlan:
         minutes: Training ends after this time, even if passes are left, with the step that is under way.
         lr: Greatest learning rate; 0 for one by the model's width.
         tokens_per_batch: Tokens of one optimizer step, beginnings that replies share counted once; 0 to choose it.
-        seed: Of the weights and of the order.
-        threads: Of torch.
     """
 
     directory: Path
@@ -184,18 +179,13 @@ class StartingModel:
     """A starting model, and how it was trained; what `AlgorithmSpec.make_start` returns has not been trained yet.
 
     Attributes:
-        directory: The Hugging Face directory.
-        parameters: Its number of weights.
-        vocabulary: Its number of tokens.
         context: Tokens that it can read at most.
         longest: Tokens of the longest demonstration, prompt and reply.
         longest_reply: Tokens of the longest demonstrated reply.
-        lr: Greatest learning rate.
         updates: Optimizer steps of a pass over the demonstrations.
         steps: Optimizer steps that were done.
         passes: Passes over the demonstrations that were done.
         losses: Mean loss per reply token in nats, one for each step of the run, a pass or a part of it.
-        wall_s: Seconds of training.
     """
 
     directory: Path
@@ -220,7 +210,6 @@ def gold_of(task: Task, key: str = "") -> str:
     """Return a task's gold as the text that a model should answer; a value that is no text becomes JSON.
 
     Args:
-        task: With its private part.
         key: Of `task.private`; '' for the first of `GOLD_KEYS`, or the only key.
 
     Raises:

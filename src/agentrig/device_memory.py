@@ -41,12 +41,7 @@ def out_of_device_memory(error: BaseException | None) -> str:
 
 
 def shortage(text: str, owner: str = "this process") -> str:
-    """Return what was asked for and who holds what, from torch's text of an error; its first line if it has no sizes.
-
-    Args:
-        text: The text.
-        owner: Whose process said it.
-    """
+    """Return what was asked for and who holds what, from torch's text of an error; else its first line."""
     asked, total, free, own = (_bytes(each.search(text)) for each in (ASKED, TOTAL, FREE, OWN))
     parts = [f"{in_gib(asked)} were asked for"] if asked is not None else []
     if total is not None and free is not None:
@@ -59,11 +54,7 @@ def shortage(text: str, owner: str = "this process") -> str:
 
 
 def give_memory_back(device: object) -> None:
-    """Give an accelerator's memory that torch keeps for later back to it; nothing on a CPU.
-
-    Args:
-        device: A torch device, or its name.
-    """
+    """Give an accelerator's memory that torch keeps for later back to it; nothing on a CPU."""
     import torch
 
     kind = torch.device(str(device)).type

@@ -96,8 +96,6 @@ def sampled_as(
     Fields that the request lacks are added. `max_tokens` is a limit: of the request's and the run's the smaller holds.
 
     Args:
-        body: The request.
-        sampling: The run's fields, as `Endpoint.sampling` has them.
         replace: Whether `SAMPLING_FIELDS` replace those of the request too, as in a measurement.
     """
     sent, replaced = dict(body), {}
@@ -150,8 +148,6 @@ def address_of(host: str, port: int, name: str = "") -> str:
     """Return the URL of a server; with this machine's name if it listens on all its addresses.
 
     Args:
-        host: What it listens on.
-        port: The port.
         name: The host's name for clients that reach it by another one.
     """
     reached = name or (socket.gethostname() if host in ANY_HOST else host)
@@ -202,8 +198,6 @@ def models_of(url: str, key: str, *, key_from: str = "OPENAI_API_KEY") -> list[s
     """Return the names of a server's models; none if it does not list them.
 
     Args:
-        url: Its base URL.
-        key: Its API key.
         key_from: Where the key comes from, for messages.
 
     Raises:

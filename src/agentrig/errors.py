@@ -42,7 +42,6 @@ class RunStopped(AgentrigError):
     """A run was stopped on purpose: continuing would learn nothing or learn from failures.
 
     Args:
-        message: What was seen, and what to do.
         cause: Its short name in `error.json` and in `agentrig why`, such as `unmatched-calls`; empty for none.
 
     Attributes:
@@ -57,11 +56,7 @@ class RunStopped(AgentrigError):
 
 
 class OutOfMemory(RunStopped):
-    """A device has too little memory; the message says what was asked for, who holds what, and what to set.
-
-    Args:
-        message: That.
-    """
+    """A device has too little memory; the message says what was asked for, who holds what, and what to set."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, cause="out-of-memory")
@@ -98,7 +93,6 @@ class CheckpointDamaged(AgentrigError):
     """A checkpoint cannot be read; when a run resumes from it, the message names the previous checkpoint.
 
     Args:
-        checkpoint: Its directory.
         reason: Which file, and what is wrong with it.
         recorded: False if it is only another one than `progress.json` of its run records.
         exchanged: Whether it is whole, and has the name of another checkpoint of its run.
@@ -117,7 +111,6 @@ class AgentFailure(AgentrigError):
     """Raise it in an agent to end a rollout as a typed failure.
 
     Args:
-        message: What went wrong, for the report.
         kind: The failure's kind; it is counted under this name: letters, digits, `-`, `_` and `.`, at most 40 of
             them. Anything else is counted as `agent-error`, and the message says so.
     """
@@ -132,7 +125,6 @@ def extra(name: str, what: str) -> Iterator[None]:
     """Name the extra of agentrig that brings a package, if the block can't import it.
 
     Args:
-        name: The extra.
         what: What needs it, as the beginning of the message: `frames need pandas`.
 
     Raises:
@@ -179,7 +171,6 @@ def own_file(filename: str, *, installed: bool = False) -> bool:
     """Whether a file is a user's own code: not Python's library, not agentrig's core, and no installed package.
 
     Args:
-        filename: As a frame has it.
         installed: Whether installed packages count too, as for the author of a plugin.
     """
     if filename.startswith("<") or filename.startswith((_CORE, *_MACHINERY)):
@@ -199,7 +190,6 @@ def place_of(error: BaseException, *, installed: bool = False) -> str:
     """Return ` (FILE:LINE in FUNCTION)`: the last frame of a traceback that is in the user's own code, or ''.
 
     Args:
-        error: What was raised.
         installed: Whether an installed package is meant if no frame is the user's: then its first frame, for the last
             ones may be those of a library that it uses.
     """

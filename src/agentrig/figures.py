@@ -79,8 +79,6 @@ def no_room(right: int, n: int, kind: str = "held-out", limited_by: str = "") ->
     """Return why no training can show a significant gain on n tasks, of which so many are right before it; else ''.
 
     Args:
-        right: How many are right before training.
-        n: All tasks that are measured.
         kind: What they are called.
         limited_by: The setting that keeps more tasks from being measured, if one does.
     """
@@ -88,10 +86,6 @@ def no_room(right: int, n: int, kind: str = "held-out", limited_by: str = "") ->
     if not n or room >= least:
         return ""
     limit = f" ({limited_by} limits them)" if limited_by else ""
-    if not room:
-        whole = f"the only {kind} task was" if n == 1 else f"all {n} {kind} tasks were"
-        why = f"{whole} right before training, so no number of steps can show a gain"
-        return f"{why}. Use harder or more held-out tasks{limit}"
     wanted = "harder or more" if 2 * right > n else "more"
     return (
         f"{right} of {amount(n, f'{kind} task')} were right before training, so at most {room} can improve, and a gain "

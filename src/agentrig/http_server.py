@@ -48,9 +48,6 @@ class Refused(Exception):
     """A request that is not answered as asked.
 
     Args:
-        message: What is wrong, and what to do.
-        status: The HTTP status.
-        code: A short name of the reason.
         param: The field of the request that is the reason; '' if it is none.
     """
 
@@ -63,8 +60,6 @@ async def read_body(receive: Receive, limit: int, headers: Mapping[str, str], *,
     """Return the body of a request; None if the client has gone before its end.
 
     Args:
-        receive: ASGI's.
-        limit: Most bytes.
         headers: The request's, names in lower case.
         setting: The key of a run that sets the limit, or that there is none, for the message.
 
@@ -155,12 +150,9 @@ class Access:
     Args:
         app: Gets the requests that are let in. What it raises as `Refused`, before it answers, is sent.
         admit: Raises `Refused` for a request without its key. Returns whether it brought one.
-        host: What the server listens on.
-        port: Its port.
         name: A further name by which clients reach the host.
         limit: Most bytes of a body, or what returns them; the application gets it complete. None leaves it to `app`.
         setting: As in `read_body`.
-        form: See `Form`.
         challenge: What a refusal with status 401 asks for.
     """
 
@@ -247,11 +239,7 @@ class Access:
 
 
 class Connections:
-    """The open connections of a server, and which of them have not proven yet that they have the key.
-
-    Args:
-        most: How many may be open.
-    """
+    """The open connections of a server, and which of them have not proven yet that they have the key."""
 
     def __init__(self, most: int) -> None:
         self._most, self._open = most, 0
@@ -370,13 +358,8 @@ class ServerThread:
     """A server in a thread of this process, which listens at once.
 
     Args:
-        app: The ASGI application.
         listener: A socket that listens; it is closed at the end.
         name: Of the thread.
-        more: Settings of uvicorn.
-
-    Attributes:
-        port: Where it listens.
     """
 
     def __init__(self, app: Any, listener: socket.socket, name: str, **more: Any) -> None:
@@ -394,25 +377,14 @@ class ServerThread:
 
 
 def settings(app: Any, *, protocol: type[Connection] = Connection, most: int = MOST, **more: Any) -> uvicorn.Config:
-    """Return the settings of a server with these limits, without WebSockets and without a log of its requests.
-
-    Args:
-        app: The ASGI application.
-        protocol: The class of its connections.
-        most: Most connections.
-        more: Other settings of uvicorn.
-    """
+    """Return the settings of a server with these limits, without WebSockets and without a log of its requests."""
     quiet = {"log_config": None, "log_level": "error", "access_log": False}
     chosen = {**quiet, "interface": "asgi3", "lifespan": "off", "ws": "none", **more}
     return uvicorn.Config(app, http=partial(protocol, connections=Connections(most)), **chosen)  # type: ignore[arg-type]
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        OSError: This machine can't listen there.
-    """
+    """Return a socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=1024)
     # asyncio sets it only on sockets made with an explicit protocol; without it head and body of a response wait 40 ms

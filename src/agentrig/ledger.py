@@ -83,10 +83,8 @@ class Entry:
     must have exactly the tokens that were sampled. A call that is trained in several epochs has one entry.
 
     Attributes:
-        call: Which call.
         place: `trained`: the tokens are in a loss that changed the weights. `masked`: they were in a sequence as
             context, without loss. `dropped`: they were left out.
-        tokens: Number of response tokens.
         reason: Why it was dropped (see `REASONS`, `BY_REWARDS`); empty for the other places.
         advantage: The advantage that the call was trained with, or each of its response tokens; None if it is not
             known. It is recorded, and changes nothing here.
@@ -154,9 +152,6 @@ class Ledger:
 
     Args:
         adapter: The run's adapter, which may say why it leaves a call out.
-        adapter_name: Its name, for messages.
-        algorithm_name: The algorithm's name, for messages.
-        negative_scale: The factor of negative advantages.
         relative: See `CreditSpec.relative`; without it, a call with advantage 0 counts as left out by the credit.
     """
 
@@ -181,11 +176,6 @@ class Ledger:
 
     def record(self, rollouts: Sequence[Rollout], *, step: int, expected: int | None = None) -> None:
         """Count the calls of rollouts, and check the adapter's triplets.
-
-        Args:
-            rollouts: A batch of training rollouts.
-            step: The training step.
-            expected: How many rollouts were requested.
 
         Raises:
             RunStopped: A rollout is missing or was returned twice, or the adapter's triplets are not what was sampled.
@@ -272,7 +262,6 @@ class Ledger:
 
         Args:
             entries: What the algorithm reports; None if it reports nothing.
-            step: The training step.
         """
         recorded, values = self._recorded, self._values
         self._open()

@@ -105,7 +105,6 @@ def resume_command(resumes: str, directory: Path, setting: str = "") -> str:
 
     Args:
         resumes: `Plan.resumes`.
-        directory: The run directory.
         setting: One more setting, `section.key=value`.
     """
     more = f" {'' if resumes == RESUME else '--set '}{setting}" if setting else ""
@@ -236,7 +235,6 @@ class Plan:
         """Return who says what a right reply is, and its name.
 
         Args:
-            tasks: Those to demonstrate.
             gold: The key of `Task.private` to answer every call with, whatever these say.
 
         Raises:
@@ -364,8 +362,6 @@ class Plan:
         """Return the rollout engine and its runtime.
 
         Args:
-            scorer: The reward.
-            adapter: Converts traces to triplets.
             algorithm: May bring its own pool (see `Algorithm`).
             pool: The pool from `runner_pool`; closed if the algorithm has its own.
             gateway: The run's gateway, from `make_gateway`; None for none.

@@ -297,7 +297,6 @@ class MakePool(Protocol):
 
         Args:
             plan: How a runner builds the agent.
-            n: Runners.
             threads: Rollouts at once in each.
             deadline_s: Time limit of a rollout in seconds.
             retries: How often a rollout starts again when its runner died.

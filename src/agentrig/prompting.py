@@ -67,7 +67,6 @@ def misfit(template: Any, like: str | None) -> str:
     """Return why a text can't take the place of a template, '' if it can.
 
     Args:
-        template: The new text.
         like: The template that the agent declares; None if it declares none.
     """
     if not isinstance(template, str) or not template.strip():
@@ -87,11 +86,6 @@ def checked(given: Mapping[str, Any], declared: Mapping[str, str] | None, *, age
 
     Args:
         given: Section `[prompts]`.
-        declared: What `AgentSpec.declared` returns.
-        agent: The agent's name, for messages.
-
-    Raises:
-        ConfigError: The agent has no such prompt, or a template has other fields than the agent fills.
     """
     for name, template in given.items():
         if declared is not None and name not in declared:
@@ -106,11 +100,7 @@ _FORM = 'it must hold {"prompts": {NAME: TEMPLATE}}'
 
 
 def read_prompts(path: Path) -> dict[str, Any]:
-    """Return the prompts of a run directory that an algorithm found, or of such a file.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Return the prompts of a run directory that an algorithm found, or of such a file."""
     file = path / PROMPTS_FILE if path.is_dir() else path
     try:
         found = mapping(json.loads(file.read_text("utf-8"))).get("prompts")

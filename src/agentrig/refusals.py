@@ -17,10 +17,7 @@ class Learning:
 
     Attributes:
         loss: Its loss, by the name that `algorithm.loss` of `grpo` has for it; '' if it is another one.
-        temperature: Of training rollouts.
-        top_p: Of training rollouts.
         max_tokens: Most tokens of one reply, where that is known.
-        max_staleness: How many versions the weights that sample may be behind.
         own_loop: Whether the algorithm has a loop of its own.
     """
 
@@ -92,11 +89,7 @@ def check_single_calls(loss: str, samples: Iterable[object]) -> None:
     ratio by call would clip something else than the paper does.
 
     Args:
-        loss: Its name, see `Learning`.
         samples: Of each trained call of a step, which rollout it belongs to.
-
-    Raises:
-        ConfigError: A rollout has several.
     """
     several = [rollout for rollout, n in Counter(samples).items() if n > 1]
     if loss in BY_REPLY and several:

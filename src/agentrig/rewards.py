@@ -93,10 +93,8 @@ class Score:
         """Return an `ok` score.
 
         Args:
-            value: The reward to train on.
             correct: True or False: whether the answer counts as correct. A number is the component of that name.
             feedback: What was wrong or right with the answer, as `Score.feedback` returns it.
-            components: Named parts of the value.
 
         Example:
             ```python

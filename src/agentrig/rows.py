@@ -342,8 +342,6 @@ def _other_json(text: str, path: Path, error: json.JSONDecodeError, *, lines: bo
 
     Args:
         text: The file's text, or one of its lines.
-        path: The file.
-        error: Why it is no JSON.
         lines: Whether it should be JSON Lines.
     """
     rest = text[error.pos :].strip()

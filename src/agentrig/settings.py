@@ -109,8 +109,6 @@ def structure(
     """Build a config object from a section's keys, checking names, types and bounds.
 
     Args:
-        cls: A frozen `attrs` class.
-        keys: Key to value, as read.
         owner: Whose keys they are, for messages.
         section: The section's name, for messages.
         elsewhere: Called with an unknown key; returns ` It is a key of …` where another section has it, or ''.
@@ -166,7 +164,6 @@ def check_any(
 
     Args:
         classes: Config classes, of which one will be chosen later.
-        keys: Key to value, as read.
         owner: Who has no such key, for the message: `no hardware for grpo`.
 
     Raises:

@@ -146,10 +146,6 @@ class Tasks(Protocol):
 def check_set(tasks: Any, who: str) -> None:
     """Check the `splits`, `roles` and `held_out` of a task set.
 
-    Args:
-        tasks: What `TasksSpec.build` returned.
-        who: Whose they are, for messages.
-
     Raises:
         PluginError: One is missing or wrong; the message has an example, or the names of the splits.
     """
@@ -345,7 +341,6 @@ class Table:
         tables: Rows, and what gives the place of the row of a number, for messages; by split. With the split `train`
             alone, its rows are shared out: by the column `columns.split`, or by `columns.shares`. Rows with one input
             come into one split, the same in every run.
-        columns: What the columns are for.
 
     Raises:
         ConfigError: A column is both for the agent and for the reward only, or the shares are not three numbers that
@@ -550,10 +545,8 @@ def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T
     The result depends only on the arguments, so a resumed run continues exactly.
 
     Args:
-        tasks: All of them.
         n: Tasks of a step. If there are fewer tasks, some come twice.
         step: From 1.
-        seed: The run's.
 
     Raises:
         ValueError: There are no tasks.

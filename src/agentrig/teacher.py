@@ -30,11 +30,7 @@ ROUNDING = 1e-3
 
 
 class Distillation:
-    """Implements `agentrig.credit.Teacher`, and is the credit `opd`.
-
-    Args:
-        config: Where the teacher is.
-    """
+    """Implements `agentrig.credit.Teacher`, and is the credit `opd`."""
 
     def __init__(self, config: TeacherConfig) -> None:
         self.teacher = Endpoint.at(config.base_url, config.model, config.api_key, token_ids=True)
@@ -42,11 +38,7 @@ class Distillation:
         self._concurrency = config.concurrency
 
     def __call__(self, groups: Sequence[Sequence[Rollout]]) -> Iterator[list[Worth]]:
-        """Ask the teacher about each trained call of a step's groups, then yield what the calls are worth.
-
-        Raises:
-            RunStopped: The teacher does not answer, or answers nonsense.
-        """
+        """Ask the teacher about each trained call of a step's groups, then yield what the calls are worth."""
         calls = [(r.id, t) for group in groups for r in group if r.value is not None for t in r.triplets]
         with ThreadPoolExecutor(self._concurrency, thread_name_prefix="teacher") as pool:
             replies = pool.map(lambda call: self._patient(call[1].prompt_ids, call[1].response_ids), calls)
@@ -89,12 +81,7 @@ class Distillation:
         raise AssertionError
 
     def _score(self, prompt: Sequence[int], reply: Sequence[int]) -> Sequence[float]:
-        """Return the log-probability of each token of a reply under the teacher.
-
-        Raises:
-            CannotScore: It does not support it, or its answers are no log-probabilities.
-            CannotAnswer: It does not answer.
-        """
+        """Return the log-probability of each token of a reply under the teacher."""
         found = ask(self.teacher, [*prompt, *reply]).logprobs[len(prompt) - 1 :]
         if strange := [value for value in found if not -math.inf < value <= ROUNDING]:
             raise CannotScore(f"its answer has the log-probability {strange[0]}, which is none")
@@ -102,12 +89,7 @@ class Distillation:
 
 
 def _tokens(endpoint: Endpoint) -> Sequence[int]:
-    """Return the token ids of `TRIAL`.
-
-    Raises:
-        CannotScore: The server does not tokenize text, so that tokens can't be compared.
-        CannotAnswer: The server does not answer.
-    """
+    """Return the token ids of `TRIAL`."""
     body = {"model": endpoint.model, "prompt": TRIAL, "add_special_tokens": False}
     url = f"{endpoint.base_url.removesuffix('/v1')}/tokenize"
     without_proxy(url)

@@ -48,7 +48,6 @@ def open_own(path: Path, flags: int) -> int:
     """Open a file of a run for writing, and return its descriptor; it is made if it is not there.
 
     Args:
-        path: The file.
         flags: What to open it for, as `os.open` has it.
 
     Raises:
@@ -64,12 +63,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
     """Return the text of a file of a run, in UTF-8.
 
     Args:
-        path: The file.
         errors: What to do with bytes that are no text, as `open` has it.
-
-    Raises:
-        OSError: It cannot be read, or is no regular file.
-        UnicodeDecodeError: It holds other bytes, and `errors` is `strict`.
     """
     check_regular(path)
     return path.read_text("utf-8", errors)
@@ -158,10 +152,6 @@ def parsed(content: bytes) -> tuple[Any, bool]:
 
     What orjson refuses is read by the standard library, which takes several times as long for lists of numbers. Whole
     numbers beyond 64 bits become floats.
-
-    Raises:
-        ValueError: It is not JSON.
-        RecursionError: It is nested too deep.
     """
     try:
         return orjson.loads(content), True
@@ -217,11 +207,7 @@ class Room:
         self._left = characters
 
     def take(self, characters: int) -> None:
-        """Use some of it.
-
-        Raises:
-            TooLong: There are not so many left.
-        """
+        """Use some of it; raise `TooLong` if there is not so much left."""
         self._left -= characters
         if self._left < 0:
             raise TooLong
@@ -231,7 +217,6 @@ def plain_values(value: Any, around: tuple[int, ...] = (), *, room: Room | None 
     """Return JSON values: other keys and values become text, as does what contains itself or is deep.
 
     Args:
-        value: Any value.
         around: The `id` of each list or dict around it, at most `PLAIN_DEPTH`.
         room: How long it may be; by default there is no limit, and nothing is raised.
 

@@ -159,7 +159,6 @@ def usage(calls: Iterable[Mapping[str, Any]], own: str = "") -> Counter[tuple[st
     """Count calls, given by their attributes, and their tokens, by the model that answered.
 
     Args:
-        calls: The attributes of each.
         own: Stands for the run's own model; another server's is what that calls it.
 
     Returns:

@@ -14,7 +14,6 @@ import attrs
 import httpx
 import pytest
 
-from agentrig.figures import no_room
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
@@ -365,8 +364,6 @@ def test_a_run_whose_tasks_are_all_but_solved_is_told_to_use_harder_ones(tmp_pat
         "148 of 150 held-out tasks were right before training, so at most 2 can improve, and a gain is significant "
         "from 6 on: no number of steps can show one. Use harder or more held-out tasks."
     )
-    none = "right before training, so no number of steps can show a gain. Use harder or more held-out tasks"
-    assert (no_room(2, 2), no_room(1, 1)) == (f"all 2 held-out tasks were {none}", f"the only held-out task was {none}")
     (change,) = changes(found)
     assert change.text.endswith("; too few were wrong before for a significant gain"), change.text
     assert "few," not in change.text

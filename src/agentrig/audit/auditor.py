@@ -32,7 +32,6 @@ class Auditor:
     """Reads a run's record, step by step; it keeps what the next step's audit needs.
 
     Args:
-        path: The run directory.
         sources: Task set and reward, built afresh.
     """
 
@@ -54,7 +53,6 @@ class Auditor:
         """Look at links of a step.
 
         Args:
-            step: The step.
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
             links: Which links; None for all.

@@ -52,10 +52,6 @@ def _again(step: Step, groups: Sequence[Group]) -> Iterator[Verdict]:
     Each group that is not admitted is replaced by one of another task, in at most `max_num_gen_batches` batches. The
     tasks of batch b are those that the step does not have yet, in the order of `random.Random(f"tasks {seed} {step}
     {b}")`; then, where these are too few, the others.
-
-    Args:
-        step: The step.
-        groups: Its groups, in their order.
     """
     name, keys = step.record.credit
     n, place, batch, seen = step.settings["tasks_per_step"], 0, 1, list[str]()
@@ -91,11 +87,7 @@ def _order(ids: Sequence[str], seed: int, *, first: int, last: int) -> list[str]
 
 
 def _history(step: Step) -> list[Sequence[Group]]:
-    """Return the groups of each step before.
-
-    Raises:
-        CannotLook: A step's file is gone.
-    """
+    """Return the groups of each step before."""
     found = [step.record.groups(one) for one in range(1, step.number)]
     if not all(found):
         at = 1 + [bool(groups) for groups in found].index(False)

@@ -57,11 +57,7 @@ class Weights:
     scaling: float = 1.0
 
     def load(self, precision: Precision) -> Any:
-        """Return the plain model; with adapters its weights are W + scaling * B @ A (LoRA, arXiv:2106.09685).
-
-        Raises:
-            CannotLook: A trained tensor is not the model's.
-        """
+        """Return the plain model; with adapters its weights are W + scaling * B @ A (LoRA, arXiv:2106.09685)."""
         import torch
         from torch.nn.utils import parametrize
         from transformers import AutoModelForCausalLM
@@ -131,8 +127,6 @@ def place(directory: Path, bytes_each: int, *, on_cpu: bool) -> str:
     """Return the device that a model is computed with: the GPU if it has room for so many bytes for each parameter.
 
     Args:
-        directory: The model's.
-        bytes_each: What it takes.
         on_cpu: Whether the run trained on the CPU: then it takes nothing of a GPU.
 
     Raises:

@@ -186,9 +186,6 @@ IMITATED: Mapping[str, Any] = {
 class Record:
     """A run directory.
 
-    Args:
-        path: The directory.
-
     Attributes:
         lines: Its lines of metrics by step; one that a crash has cut short is left out.
         settings: Section `[algorithm]`.
@@ -259,9 +256,6 @@ class Record:
         """The directory of the starting model that the settings name.
 
         Of another run's checkpoint that holds adapters it is `.model`, what that run's trainer has merged.
-
-        Raises:
-            CannotLook: It is not on this machine.
         """
         name = str(self.settings.get("model", ""))
         plugin = importlib.util.find_spec("agentrig_grpo")  # for the models that it ships; nothing of it is imported
@@ -274,11 +268,7 @@ class Record:
 
     @property
     def progress(self) -> Mapping[str, Any]:
-        """What `progress.json` holds now, of a run at work too; nothing if it is not there.
-
-        Raises:
-            RunFileError: It cannot be read.
-        """
+        """What `progress.json` holds now, of a run at work too; nothing if it is not there."""
         file = self.path / "progress.json"
         with readable(file):
             return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
@@ -362,10 +352,6 @@ class Record:
 @contextmanager
 def readable(file: Path, cure: str = "") -> Iterator[None]:
     """Turn any error while a file of the record is read into one that names the file.
-
-    Args:
-        file: The file, or a folder.
-        cure: What to do; '' if there is nothing to say.
 
     Raises:
         RunFileError: Replaces the block's exception.

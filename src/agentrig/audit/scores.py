@@ -336,11 +336,7 @@ FORMULAS: Mapping[str, Callable[[Sequence[float], Sequence[int]], Sequence[float
 
 
 def expected(step: Step) -> dict[Key, Worth]:
-    """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out.
-
-    Raises:
-        CannotLook: The credit is not one of agentrig's own.
-    """
+    """Return what each call of a scored rollout is worth, as the credit's paper and settings say; None: left out."""
     (name, keys), calls = step.record.credit, handed(step)
     if name == "opd":
         return _by_teacher(step)
@@ -389,9 +385,6 @@ def _by_teacher(step: Step) -> dict[Key, Worth]:
     """Return the log-ratio of teacher and student for each token: the gradient of their reverse KL divergence.
 
     GKD (arXiv:2306.13649), MiniLLM (arXiv:2306.08543). The student's part is what was recorded when it sampled.
-
-    Raises:
-        CannotLook: What the teacher said was not recorded.
     """
     scored = {row["id"] for row in step.outcomes if row["value"] is not None}
     found = dict[Key, Worth]()

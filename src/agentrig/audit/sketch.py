@@ -73,14 +73,12 @@ class Sketch:
     A learner gets one in each step and cannot tell which steps are audited.
 
     Args:
-        step: The training step.
         whole: Whether it is audited; of other steps only the updates of `FEW` tensors are followed.
 
     Attributes:
         kept: The trained tensors before updates, by number from 0, in host memory; none if the auditor can't use them.
             That is before the first, and before as many as `KEPT` has room for: in step 2 the last, else any.
         updates: The numbers of each update.
-        whole: As given.
     """
 
     def __init__(self, step: int, *, whole: bool = True) -> None:

@@ -90,11 +90,7 @@ class Step:
         return self.told("algorithm")
 
     def told(self, key: str) -> Mapping[str, Any]:
-        """Return an object of that line; an empty one if it has none.
-
-        Raises:
-            RunFileError: It is no object.
-        """
+        """Return an object of that line; an empty one if it has none."""
         found = self.line.get(key, {})
         if not isinstance(found, dict):
             file = self.record.path / "metrics.jsonl"
@@ -135,11 +131,7 @@ class Step:
 
     @cached_property
     def made(self) -> int:
-        """How many updates the run had made before.
-
-        Raises:
-            CannotLook: It is not known, or what an update is.
-        """
+        """How many updates the run had made before."""
         if not self.record.knows_update:
             raise CannotLook(f"the formulas of {self.settings['use']} are not known here")
         lines = self.record.lines
@@ -169,11 +161,7 @@ class Step:
         return self.record.path / "checkpoints" / f"step-{at:05d}"
 
     def weights_of(self, at: int) -> int | None:
-        """Return the step that made the weights in a step's checkpoint; None if the loop saved none.
-
-        Raises:
-            RunFileError: The checkpoint's file cannot be read.
-        """
+        """Return the step that made the weights in a step's checkpoint; None if the loop saved none."""
         file = self.folder(at) / "trainer" / "state.json"
         if not file.is_file():
             return None
@@ -181,11 +169,7 @@ class Step:
             return int(json.loads(file.read_text("utf-8"))["weights_of"])
 
     def learner(self, at: int) -> Mapping[str, torch.Tensor]:
-        """Return the trained tensors in a step's checkpoint.
-
-        Raises:
-            RunFileError: The file cannot be read, or is not what the run saved.
-        """
+        """Return the trained tensors in a step's checkpoint."""
         import torch
 
         name, checkpoint = "trainer/learner.pt", self.folder(at)
@@ -221,11 +205,7 @@ class Step:
         return found
 
     def weights(self, version: int) -> Weights:
-        """Return the weights of a version: kept from an audited step, of a checkpoint, or the starting model.
-
-        Raises:
-            CannotLook: They were not kept.
-        """
+        """Return the weights of a version: kept from an audited step, of a checkpoint, or the starting model."""
         start, checkpoint = self.record.model, self.folder(version)
         trained, state = self.kept.get(version), checkpoint / "trainer" / "learner.pt"
         if trained is None and state.is_file():

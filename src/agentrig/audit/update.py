@@ -109,9 +109,6 @@ def surrogate(
     (arXiv:2503.14476, equation 8), of a token's ratio or of a whole reply's (arXiv:2507.18071). `cispo` weighs the
     log-probability with the bounded ratio (arXiv:2506.13585). `sapo` has a gate (arXiv:2511.20347). `cross-entropy` is
     minus the log-probability of what was demonstrated, and has no ratio.
-
-    Raises:
-        CannotLook: The loss is another one.
     """
     import torch
 
@@ -456,9 +453,6 @@ def saved(step: Step, at: int | None = None) -> Iterator[Verdict]:
     Those of `learner.pt` have the digest that the run recorded of the step that made them, or of the start.
     `model.safetensors` has them rounded to the run's dtype, or `adapter_model.safetensors` has the same factors, which
     `adapter_config.json` scales as the settings do: equal bit for bit.
-
-    Raises:
-        CannotLook: There is no such checkpoint, or the model is too large.
     """
     import torch
     from safetensors.torch import load_file

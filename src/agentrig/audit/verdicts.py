@@ -59,13 +59,7 @@ class Verdict:
 
 @attrs.frozen(kw_only=True)
 class Audited:
-    """An audited step.
-
-    Attributes:
-        step: The step.
-        verdicts: Of each link.
-        seconds: How long it took.
-    """
+    """An audited step."""
 
     step: int
     verdicts: Sequence[Verdict]

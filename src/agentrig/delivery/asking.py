@@ -35,7 +35,6 @@ class Answer:
     Attributes:
         version: The version of its weights; None if it does not report it.
         logprobs: The log-probabilities of all given tokens except the first, at temperature 1; empty if only sampled.
-        tokens: The tokens that it sampled.
         sampled: The log-probabilities that it returned with them.
         digests: Name to digest of the tensors that it uses; empty if it does not report them.
         dtype: The dtype in which it computes; '' if it does not report it.
@@ -53,15 +52,9 @@ def ask(endpoint: Endpoint, ids: Sequence[int], *, score: bool = True, n: int = 
     """Let a server score tokens, or sample after them, or both in one request over a connection of its own.
 
     Args:
-        endpoint: The server.
         ids: The given tokens, two or more.
         score: Score them. Without it, their keys and values may come from the server's prefix cache.
         n: How many tokens to sample.
-        temperature: For sampling.
-
-    Raises:
-        CannotScore: The server does not support it.
-        CannotAnswer: The server does not answer.
     """
     fields: dict[str, Any] = {"model": endpoint.model, "prompt": list(ids), "max_tokens": n or 1}
     fields |= {"temperature": temperature, **({"prompt_logprobs": 1} if score else {})}

@@ -28,10 +28,6 @@ def sign(checkpoint: Path, expected: Expected) -> None:
 def check_export(directory: Path, checkpoint: Path) -> str:
     """Compare an exported model with the learner that its checkpoint was saved from.
 
-    Args:
-        directory: The exported Hugging Face directory.
-        checkpoint: The checkpoint that was exported.
-
     Returns:
         A sentence with the result, or why nothing could be compared.
 

@@ -28,7 +28,6 @@ def with_noise(
 
     Args:
         model: A causal language model, which `score` computes with.
-        score: Returns log-probabilities.
         dtype: `float32`, `bfloat16` …: each number changes by up to one rounding step of it.
         seeds: Of the noise; `score` is called once with each.
     """

@@ -103,13 +103,9 @@ class Delivery:
     Args:
         directory: The run directory, where the probe is kept.
         on: False makes every method do nothing but `sampled`.
-        lines: The lines of `metrics.jsonl` so far.
 
     Attributes:
         step: The figures since the last `line`.
-
-    Raises:
-        RunFileError: The file with the probe is damaged.
     """
 
     def __init__(self, directory: Path, *, on: bool = True, lines: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -162,9 +158,6 @@ class Delivery:
         """Put the probe into the servers' prefix caches; call it before a transfer.
 
         If a server then fails to clear the keys and values of the old weights, the proof detects it.
-
-        Raises:
-            RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
         if self._choose is None or self._weaker:
@@ -199,7 +192,6 @@ class Delivery:
 
         Args:
             version: The version of the weights: the step that made them.
-            learner: The model that is trained.
             dtype: What the servers compute in: `float32`, `bfloat16` …
             servers: The addresses that got the weights, with the sampling settings of training.
             context: The servers' context in tokens.
@@ -207,9 +199,6 @@ class Delivery:
             held: Returns the digests of the tensors that each server uses, for servers that don't report them in
                 their answers; None where it can't know. Called in the background.
             loaded: Whether the servers have loaded the weights themselves: this is no transfer, and is not counted.
-
-        Raises:
-            RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
         if self.on:
@@ -355,9 +344,7 @@ class Delivery:
         (`run.delivery = false`) it is the difference that the dtype explains.
 
         Args:
-            step: The training step.
             difference: The mean absolute difference over the tokens of the step's calls.
-            dtype: The dtype in which learner and server compute.
 
         Raises:
             RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.

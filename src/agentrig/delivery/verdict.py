@@ -52,7 +52,6 @@ class Expected:
 
     Attributes:
         version: The version of its weights: the step that made them.
-        ids: The probe.
         logprobs: The log-probabilities of all tokens of the probe except the first.
         digests: Name to digest of its weights, rounded to the server's dtype; empty if it cannot compute them.
         dtype: The dtype in which the server should compute.
@@ -111,11 +110,9 @@ def compare(
     """Compare a server with the learner.
 
     Args:
-        expected: The learner's answer.
         before: Its answer at the transfer before.
         answers: The server's answers, the first with scores of the probe; empty for one that cannot score.
         digests: Name to digest of the server's tensors; empty if they are not known.
-        temperature: What the server sampled with.
         right: Returns the log-probabilities that sampled tokens should have at this temperature.
 
     Returns:

@@ -41,14 +41,7 @@ Rubric:
 
 
 class Judge:
-    """Grades by a model. What it can't grade is `invalid`, with the reason: never a reward of 0.
-
-    Args:
-        config: Its keys.
-
-    Raises:
-        ConfigError: There is no rubric, or two, or its scale or its parts make no sense.
-    """
+    """Grades by a model. What it can't grade is `invalid`, with the reason: never a reward of 0."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
@@ -205,42 +198,30 @@ class GradeCache:
     """A cache of JSON objects by text; several threads, and several runs with one file, may use it.
 
     Args:
-        file: The SQLite file, made if it is not there; None for none.
-
-    Raises:
-        ConfigError: The file cannot be opened, or is no file of grades.
+        file: The SQLite file, made if it is not there; None for the memory of this process.
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._known: dict[str, Mapping[str, Any]] = {}
         self._lock = threading.Lock()
-        self._file: sqlite3.Connection | None = None
-        if file is None:
-            return
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(file, timeout=WAIT_S, check_same_thread=False, isolation_level=None)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            place = file or ":memory:"
+            self._file = sqlite3.connect(place, timeout=WAIT_S, check_same_thread=False, isolation_level=None)
             self._file.execute("CREATE TABLE IF NOT EXISTS graded (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"the file of grades {file} cannot be used: {error}") from error
 
     def get(self, key: str) -> Mapping[str, Any] | None:
         """Return what is remembered for a text, or None."""
-        name = _name(key)
         with self._lock:
-            if name not in self._known and self._file is not None:
-                row = self._file.execute("SELECT value FROM graded WHERE key = ?", (name,)).fetchone()
-                if row:
-                    self._known[name] = json.loads(row[0])
-            return self._known.get(name)
+            row = self._file.execute("SELECT value FROM graded WHERE key = ?", (_name(key),)).fetchone()
+        return json.loads(row[0]) if row else None
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
         """Remember an object for a text."""
-        name = _name(key)
         with self._lock:
-            self._known[name] = value
-            if self._file is not None:
-                self._file.execute("INSERT OR REPLACE INTO graded VALUES (?, ?)", (name, json.dumps(value)))
+            self._file.execute("INSERT OR REPLACE INTO graded VALUES (?, ?)", (_name(key), json.dumps(value)))
 
 
 def _name(key: str) -> str:

@@ -66,8 +66,6 @@ def used_by(registry: Registry, algorithm: Component, kind: str, use: str, keys:
     """Return the name of a run's credit, server or runners: `own` for what its algorithm brings itself.
 
     Args:
-        registry: What is installed.
-        algorithm: The run's algorithm.
         kind: `credit`, `server` or `runners`.
         use: What `use` of that section says, or `auto`: for a credit the algorithm's default; for runners those that
             the environment asks for, else the algorithm's own, else processes. A server's `auto` is decided later.
@@ -103,9 +101,6 @@ def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any])
 
     Returns:
         The server, and why it is this one.
-
-    Raises:
-        ConfigError: There is none; the message has each one's reason.
     """
     passed: list[str] = []
     for component in ranked_servers(registry):

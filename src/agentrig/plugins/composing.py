@@ -28,14 +28,7 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
     """Return the parts of a reward, with checked settings; nothing for one that has none.
 
     Args:
-        component: The reward.
-        config: Its config object.
-        registry: Where parts are looked up.
         section: The section of its keys, for messages.
-
-    Raises:
-        ConfigError: The parts make no sense, or one has wrong keys.
-        LookupFailed: There is no such reward.
     """
     spec: Any = component.spec
     if spec.parts is None:
@@ -56,11 +49,7 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
 
 
 def build(component: Component, config: Any, registry: Registry) -> tuple[Reward, bool]:
-    """Build a reward with its parts; return it, and whether it is called with the trace.
-
-    Raises:
-        PluginError: One of them cannot be built.
-    """
+    """Build a reward with its parts; return it, and whether it is called with the trace."""
     spec: Any = component.spec
     if spec.parts is None:
         return built(component, config), spec.sees_trace
@@ -79,14 +68,8 @@ def second_rewards(
     """Return the rewards in `run.second_reward`, each with its checked settings.
 
     Args:
-        names: `run.second_reward`.
         tables: The section `[second_reward]`: a table of settings for each of them that needs any.
-        registry: Where to look them up.
         elsewhere: As in `agentrig.settings.structure`.
-
-    Raises:
-        ConfigError: A name is there twice, settings belong to none of them, or settings are wrong.
-        LookupFailed: There is no such reward.
     """
     found: dict[str, tuple[Component, Any]] = {}
     left = dict(tables)

@@ -4,7 +4,15 @@ Each `register_*` hook returns an iterable of specs; a run selects one of each k
 name, so the installation order of plugins never matters. Observers return nothing and cannot change data.
 
 Every docstring below says what a hook returns, when it is called, in which thread and process, and what happens when
-it raises.
+it raises. For all of a kind:
+
+- A `register_*` hook is called once whenever plugins are loaded, in each command and in each runner process. It returns
+  a list of specs, or yields them; nothing else is accepted. Import nothing heavy in it. If it raises, the plugin fails
+  to load, with all its components: `agentrig plugins` shows the error, and other plugins work. With `--strict-plugins`,
+  or for a file given by `--plugin`, the command ends with the error.
+- A hook `on_*` returns nothing; a returned value is ignored. Its argument is a read-only copy. If it raises, the run
+  goes on: the first exception of a plugin is logged with its name and traceback, and all are counted in `summary.json`
+  under `observer_errors`.
 """
 
 from __future__ import annotations
@@ -39,17 +47,14 @@ def register_tasks() -> Iterable[TasksSpec]:
     """Register task sets.
 
     Returns:
-        An iterable of `TasksSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `TasksSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` and the `load` of what it returns run in the main process, before the run directory
-        is made.
+        When plugins are loaded, in the main thread of each process. `build` and the `load` of what it returns run in
+        the main process, before the run directory is made.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` or
-        `load` raises, the run does not start.
+        The plugin fails to load. If `build` or `load` raises, the run does not start.
 
     Example:
         ```python
@@ -66,18 +71,15 @@ def register_agents() -> Iterable[AgentSpec]:
     """Register agents.
 
     Returns:
-        An iterable of `AgentSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `AgentSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` runs in every runner process, once; the agent it returns is called there, in up to
-        `runners.threads` threads at once.
+        When plugins are loaded, in the main thread of each process. `build` runs in every runner process, once; the
+        agent it returns is called there, in up to `runners.threads` threads at once.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises
-        in the first runner, the run does not start. If the agent raises, its rollout fails with the kind
-        `agent-error`.
+        The plugin fails to load. If `build` raises in the first runner, the run does not start. If the agent raises,
+        its rollout fails with the kind `agent-error`.
 
     Example:
         ```python
@@ -94,17 +96,15 @@ def register_rewards() -> Iterable[RewardSpec]:
     """Register rewards.
 
     Returns:
-        An iterable of `RewardSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `RewardSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` runs in the main process, once; the reward it returns is called there, in several
-        threads at once.
+        When plugins are loaded, in the main thread of each process. `build` runs in the main process, once; the reward
+        it returns is called there, in several threads at once.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
-        the run does not start. If the reward raises, the score is `invalid`: the rollout fails and is not trained on.
+        The plugin fails to load. If `build` raises, the run does not start. If the reward raises, the score is
+        `invalid`: the rollout fails and is not trained on.
 
     Example:
         ```python
@@ -121,17 +121,15 @@ def register_adapters() -> Iterable[AdapterSpec]:
     """Register adapters.
 
     Returns:
-        An iterable of `AdapterSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `AdapterSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` runs in the main process, once; the adapter it returns is called there for each
-        rollout that did not fail, in one thread.
+        When plugins are loaded, in the main thread of each process. `build` runs in the main process, once; the adapter
+        it returns is called there for each rollout that did not fail, in one thread.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
-        the run does not start. If the adapter raises, the rollout fails with the kind `adapter-error`.
+        The plugin fails to load. If `build` raises, the run does not start. If the adapter raises, the rollout fails
+        with the kind `adapter-error`.
 
     Example:
         ```python
@@ -150,17 +148,15 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
     What only says what each call of a step is worth is no algorithm but a credit: see `register_credits`.
 
     Returns:
-        An iterable of `AlgorithmSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `AlgorithmSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` runs in the main process, once; `run` of what it returns is called there, in the
-        thread `algorithm`.
+        When plugins are loaded, in the main thread of each process. `build` runs in the main process, once; `run` of
+        what it returns is called there, in the thread `algorithm`.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
-        the run does not start. If `run` raises, the run ends with that error, in `error.json` and `on_run_error`.
+        The plugin fails to load. If `build` raises, the run does not start. If `run` raises, the run ends with that
+        error, in `error.json` and `on_run_error`.
 
     Example:
         ```python
@@ -179,19 +175,16 @@ def register_credits() -> Iterable[CreditSpec]:
     `agentrig new credit NAME` writes a plugin with one.
 
     Returns:
-        An iterable of `CreditSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `CreditSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` runs in the main process, once; the credit it returns is called there once for each
-        step, in the thread `algorithm`, and so is `admit` for each group. `refuses` is called there before tasks are
-        loaded.
+        When plugins are loaded, in the main thread of each process. `build` runs in the main process, once; the credit
+        it returns is called there once for each step, in the thread `algorithm`, and so is `admit` for each group.
+        `refuses` is called there before tasks are loaded.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
-        the run does not start; nor does it if `refuses` raises. If the credit or `admit` raises, the run ends with that
-        error, in `error.json` and `on_run_error`.
+        The plugin fails to load. If `build` raises, the run does not start; nor does it if `refuses` raises. If the
+        credit or `admit` raises, the run ends with that error, in `error.json` and `on_run_error`.
 
     Example:
         ```python
@@ -208,20 +201,18 @@ def register_servers() -> Iterable[ServerSpec]:
     """Register model servers.
 
     Returns:
-        An iterable of `ServerSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `ServerSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `refusal` runs in the main process, once the hardware is known. `build` runs there before
-        tasks are loaded, and again when the algorithm asks for its server; what it returns, and the methods of the
-        server (`agentrig.servers.Server`), are called in the thread `algorithm`.
+        When plugins are loaded, in the main thread of each process. `refusal` runs in the main process, once the
+        hardware is known. `build` runs there before tasks are loaded, and again when the algorithm asks for its server;
+        what it returns, and the methods of the server (`agentrig.servers.Server`), are called in the thread
+        `algorithm`.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `refusal`
-        raises, `auto` leaves this server out with a warning, and a run that names it does not start. If `build` raises,
-        the run does not start. If a method of the server raises, the run ends with that error, in `error.json` and
-        `on_run_error`.
+        The plugin fails to load. If `refusal` raises, `auto` leaves this server out with a warning, and a run that
+        names it does not start. If `build` raises, the run does not start. If a method of the server raises, the run
+        ends with that error, in `error.json` and `on_run_error`.
 
     Example:
         ```python
@@ -238,17 +229,16 @@ def register_hardware() -> Iterable[HardwareSpec]:
     """Register kinds of hardware.
 
     Returns:
-        An iterable of `HardwareSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `HardwareSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` and the `probe` of what it returns run in the main process, before torch is
-        imported; for `hardware.use=auto` and `agentrig doctor` those of every installed hardware.
+        When plugins are loaded, in the main thread of each process. `build` and the `probe` of what it returns run in
+        the main process, before torch is imported; for `hardware.use=auto` and `agentrig doctor` those of every
+        installed hardware.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` or
-        `probe` raises, `auto` leaves this hardware out with a warning; a run that names it does not start.
+        The plugin fails to load. If `build` or `probe` raises, `auto` leaves this hardware out with a warning; a run
+        that names it does not start.
 
     Example:
         ```python
@@ -265,18 +255,16 @@ def register_runners() -> Iterable[RunnersSpec]:
     """Register runners: where agents run.
 
     Returns:
-        An iterable of `RunnersSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `RunnersSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` runs in the main process, before the run directory is made. What it returns is
-        called there once, and makes the pool (`agentrig.pools.RunnerPool`), which one thread at a time uses.
+        When plugins are loaded, in the main thread of each process. `build` runs in the main process, before the run
+        directory is made. What it returns is called there once, and makes the pool (`agentrig.pools.RunnerPool`), which
+        one thread at a time uses.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
-        the run does not start. If a method of the pool raises, the run ends with that error, in `error.json` and
-        `on_run_error`.
+        The plugin fails to load. If `build` raises, the run does not start. If a method of the pool raises, the run
+        ends with that error, in `error.json` and `on_run_error`.
 
     Example:
         ```python
@@ -293,18 +281,16 @@ def register_observers() -> Iterable[ObserverSpec]:
     """Register observers: each has a name, settings, and methods that are called like the hooks `on_*`.
 
     Returns:
-        An iterable of `ObserverSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `ObserverSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `build` runs in the main process, at the start of a run (or `agentrig eval`, `dev`) that
-        names the observer. The methods `on_*` of what it returns are called when the hooks of these names are, in the
-        same threads.
+        When plugins are loaded, in the main thread of each process. `build` runs in the main process, at the start of a
+        run (or `agentrig eval`, `dev`) that names the observer. The methods `on_*` of what it returns are called when
+        the hooks of these names are, in the same threads.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
-        the run does not start. If a method raises, the run goes on, and the exception is logged and counted.
+        The plugin fails to load. If `build` raises, the run does not start. If a method raises, the run goes on, and
+        the exception is logged and counted.
 
     Example:
         ```python
@@ -321,16 +307,14 @@ def register_recipes() -> Iterable[RecipeSpec]:
     """Register recipes.
 
     Returns:
-        An iterable of `RecipeSpec`: a list, or yield them. Nothing else is accepted.
+        An iterable of `RecipeSpec`.
 
     Called:
-        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. A recipe has no `build`: its settings are merged when a plan is made.
+        When plugins are loaded, in the main thread of each process. A recipe has no `build`: its settings are merged
+        when a plan is made.
 
     If it raises:
-        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
-        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If its settings do
-        not fit the components, only a run of this recipe fails to start.
+        The plugin fails to load. If its settings do not fit the components, only a run of this recipe fails to start.
 
     Example:
         ```python
@@ -347,15 +331,14 @@ def on_run_start(event: RunStart) -> None:
     """Called when a run starts.
 
     Returns:
-        Nothing; a returned value is ignored. The argument is a read-only copy.
+        Nothing.
 
     Called:
         Once in a run, before its first rollout: with `plan_steps`, once the agent is built. A resumed run calls it
         again. In the main process, in the thread `algorithm`. The run waits until it returns.
 
     If it raises:
-        The run goes on. The first exception of a plugin is logged with its name and traceback; all are counted in
-        `summary.json` under `observer_errors`.
+        The run goes on.
 
     Example:
         ```python
@@ -371,17 +354,16 @@ def on_rollout_end(rollout: Rollout) -> None:
     """Called for every rollout that was scored or that failed.
 
     Returns:
-        Nothing; a returned value is ignored. The argument is a read-only copy.
+        Nothing.
 
     Called:
         When its score is known, also for rollouts of validation and report (`rollout.mode`). Others still run then. In
         the main process, one call at a time: in the thread `algorithm`; in the thread `rollouts` for rollouts of the
-        next step that run while one is learned (`algorithm.max_staleness`); for an algorithm of Agent Lightning, in
-        the thread of its runner. Scoring waits until it returns, so be fast.
+        next step that run while one is learned (`algorithm.max_staleness`); for an algorithm of Agent Lightning, in the
+        thread of its runner. Scoring waits until it returns, so be fast.
 
     If it raises:
-        The run goes on. The first exception of a plugin is logged with its name and traceback; all are counted in
-        `summary.json` under `observer_errors`.
+        The run goes on.
 
     Example:
         ```python
@@ -397,15 +379,14 @@ def on_step_end(event: StepEnd) -> None:
     """Called when a training step has ended.
 
     Returns:
-        Nothing; a returned value is ignored. The argument is a read-only copy.
+        Nothing.
 
     Called:
         After the step's line of `metrics.jsonl` is written, and before its checkpoint. In the main process, in the
         thread `algorithm`. The next step waits until it returns.
 
     If it raises:
-        The run goes on. The first exception of a plugin is logged with its name and traceback; all are counted in
-        `summary.json` under `observer_errors`.
+        The run goes on.
 
     Example:
         ```python
@@ -421,7 +402,7 @@ def on_run_end(event: RunEnd) -> None:
     """Called when a run has ended successfully.
 
     Returns:
-        Nothing; a returned value is ignored. The argument is a read-only copy.
+        Nothing.
 
     Called:
         Once, after `summary.json` is written and the runners have ended. The report is an observer too: its page may
@@ -445,7 +426,7 @@ def on_run_error(event: RunError) -> None:
     """Called when a run has ended by an error or by Ctrl-C.
 
     Returns:
-        Nothing; a returned value is ignored. The argument is a read-only copy.
+        Nothing.
 
     Called:
         Once, instead of `on_run_end`, after `error.json` is written. A run that fails before its algorithm is called

@@ -165,11 +165,7 @@ def _refuse(wrong: str) -> Any:
 
 
 def _load_point(point: importlib.metadata.EntryPoint) -> Any:
-    """Import what an entry point names.
-
-    Raises:
-        PluginError: It can't be the name of a module.
-    """
+    """Import what an entry point names."""
     if point.pattern.match(point.value) is None:  # `load` would raise an AttributeError of its own
         raise PluginError(f'the entry point "{point.value}" is no module name')
     return point.load()
@@ -181,11 +177,7 @@ def _in_file(file: str | Path) -> tuple[PluginInfo, Callable[[], Any]]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file as a plugin module; the same file is imported once per process.
-
-    Raises:
-        PluginError: There is no such file.
-    """
+    """Import a Python file as a plugin module; the same file is imported once per process."""
     path = path.expanduser().resolve()
     if not path.is_file():
         known = nearest_path(path)

@@ -42,11 +42,7 @@ def section_of(component: Component) -> str:
 
 
 def used(keys: Mapping[str, Any], section: str = SECTION) -> list[str]:
-    """Return the names under `use`: one name, or a list of them.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Return the names under `use`: one name, or a list of them."""
     use = keys.get("use", [])
     names = [use] if isinstance(use, str) and use else use or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -72,14 +68,8 @@ def selected(
 
     Args:
         keys: The section: `use`, and for each observer in use a table of its settings.
-        registry: Where to look them up.
         elsewhere: As in `agentrig.settings.structure`.
         section: `observer` or `trackers`.
-
-    Raises:
-        ConfigError: Two names mean one observer, or there are settings of an observer that is not in use, or settings
-            are wrong, or the other section is the right one.
-        LookupFailed: There is no such observer.
     """
     names, option = used(keys, section), OPTIONS[section]
     found: dict[str, tuple[Component, Any]] = {}
@@ -152,11 +142,7 @@ def written(observers: Observers, registry: Registry) -> dict[str, dict[str, Any
 
 
 def build_observers(observers: Observers) -> dict[str, object]:
-    """Build observers; return them by name.
-
-    Raises:
-        PluginError: One cannot be built, or what it built has a method `on_*` that no run can call.
-    """
+    """Build observers; return them by name."""
     made = {}
     for component, config in observers:
         observer = built(component, config)

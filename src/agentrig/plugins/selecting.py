@@ -26,11 +26,7 @@ SECTIONS = ("run", *RUN_KINDS, "gateway", "prompts", *observing.SECTIONS, compos
 
 
 def check_section(section: str) -> None:
-    """Raise if plans have no such section.
-
-    Raises:
-        ConfigError: The message names the nearest one.
-    """
+    """Raise if plans have no such section."""
     if section not in SECTIONS:
         raise ConfigError(
             f'there is no section "{section}".{nearest(section, SECTIONS)} Sections: {", ".join(SECTIONS)}'
@@ -73,7 +69,6 @@ def merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
     Args:
         into: Section to its keys.
         more: The same; its keys win.
-        registry: Knows the components that both name.
     """
 
     def common(section: str) -> Mapping[str, Any] | None:

@@ -19,9 +19,6 @@ class Channel:
 
     The server inherits its end as a descriptor. Its key, its settings and new weights go over it; weights as a
     descriptor of the memory that holds them, so nothing on this machine has a name that others could use.
-
-    Args:
-        connection: A duplex connection over a Unix socket.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -44,11 +41,7 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, message: Mapping[str, Any], *, descriptor: int | None = None) -> None:
-        """Send a message, and perhaps a descriptor, which stays open here.
-
-        Raises:
-            OSError: The other end is closed.
-        """
+        """Send a message, and perhaps a descriptor, which stays open here."""
         self._connection.send_bytes(json.dumps({**message, "descriptor": descriptor is not None}).encode())
         if descriptor is not None:
             send_handle(self._connection, descriptor, None)

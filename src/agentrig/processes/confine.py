@@ -53,7 +53,6 @@ def confine(names: Iterable[str], values: Mapping[str, str], absent: Iterable[st
     """Remove all environment variables of this runner except the base and those that its agent declares.
 
     Args:
-        names: Names or patterns that the agent declares.
         values: Variables to set; they replace existing ones.
         absent: Names that the run has and this runner does not get; see `hint`.
     """
@@ -96,9 +95,6 @@ class ConfinedName(str):
 
     The name is the first thing that a process gets. So the script that started the run, and the plugins of what the
     process runs, are imported with the variables that they get.
-
-    Args:
-        given: The arguments of `confine`.
     """
 
     def __new__(cls, *given: Any) -> ConfinedName:

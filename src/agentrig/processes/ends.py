@@ -44,8 +44,6 @@ class Interrupted(KeyboardInterrupt):
     """A signal ended a command.
 
     Args:
-        number: The signal's number.
-        message: How the command ended, and what to do.
         at_once: Whether it was the second one: the current step is lost, and no page is written.
 
     Attributes:
@@ -126,9 +124,6 @@ def forks_ended(who: str) -> Iterator[None]:
     """Run a plugin's code: a process that it forks, and that leaves this block, ends; it would go on as this one.
 
     It is told of once, because each call may fork.
-
-    Args:
-        who: Whose code it is: `the reward`, or `the agent`.
     """
     own = os.getpid()
     try:
@@ -237,9 +232,6 @@ def end_left(status: int) -> None:
 
     Python ends a process only after its threads, but for daemons. Programs that they have started may end by a handler
     at exit, so `end_started` comes after the last of these.
-
-    Args:
-        status: The command's exit status.
     """
     end_forks()
     if (multi := sys.modules.get("multiprocessing")) is not None:  # it waits at exit for those that are no daemons
@@ -324,7 +316,6 @@ class RunSignals:
         session: The run's session; its `stopping` is set, its `advice` says how to go on, its `measuring` which
             measurement outside of a step is under way, its `checking` which step is audited (0: none), and its
             `untouched` whether no rollout has begun.
-        abort: Ends the run immediately, with the given error.
     """
 
     def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:
@@ -404,7 +395,6 @@ def leave(status: int, *, within_s: float | None = None) -> NoReturn:
     """Run the exit handlers and end this process, even if one of its threads still runs.
 
     Args:
-        status: The exit status.
         within_s: Seconds that the exit handlers may take; None for as long as they need.
     """
     end_forks()

@@ -159,7 +159,6 @@ class _Output:
     """What a runner prints: passed on until it is too much for the minute.
 
     Args:
-        title: What it is called.
         sources: Where its stdout and stderr are read, each with the number where they are written.
     """
 

@@ -35,11 +35,7 @@ atexit.register(wake_stopped)  # here: a command that starts no process has noth
 def start_process(
     context: Any, target: Callable[..., None], *arguments: Any, name: str | None = None
 ) -> tuple[Connection, Any]:
-    """Fork a daemon process that runs `target(pipe, *arguments)`; return this end of its pipe, and the process.
-
-    Raises:
-        AgentrigError: No process can be started; the message says why.
-    """
+    """Fork a daemon process that runs `target(pipe, *arguments)`; return this end of its pipe, and the process."""
     reason = ""
     for _ in range(TRIES):
         ours, theirs = context.Pipe()
@@ -75,11 +71,7 @@ def end_if_importing() -> None:
 
 
 def start_server() -> None:
-    """Start the process that others are forked from, unless it runs, and do not wait while it imports what they share.
-
-    Raises:
-        OSError: It can't be started.
-    """
+    """Start the process that others are forked from, unless it runs; do not wait while it imports what they share."""
     end_if_importing()
     with _started_clean():
         with _signals_blocked():  # it ignores Ctrl-C and SIGTERM by itself, but not a terminal that is closed

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentrig.processes.ends import forks_ended, note_started, say
-from agentrig.processes.shared import Functions, Shared, current_folder, umask
+from agentrig.processes.shared import Functions, Shared
 from agentrig.processes.supervisor import children_of
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,6 @@ TORCH = {
 
 _lock = threading.Lock()
 _under_way = 0
-_folder, _suspect = "", ""
-_mask: int | None = None
 _told: set[tuple[str, str]] = set()
 _shared: Shared | None = None
 _owner = "the agent"
@@ -39,17 +37,15 @@ _restored: list[tuple[float, str, str]] = []  # when, who, and what had been don
 
 
 @contextmanager
-def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator[None]:
+def put_back(who: str, *, processes: bool = False) -> Iterator[None]:
     """Run a plugin's code: afterwards the current directory is what it was, because paths of a run are relative to it.
 
-    So are the umask, without which nobody could read the run's files, and what `Shared` notes.
-
-    Blocks may be open at once in several threads: the directory before the first of them counts, and it is put back
-    when the last of them ends. A runner is the agent's own process, so only `restored` puts something back there.
+    So are the umask, without which nobody could read the run's files, and what else `Shared` notes. Blocks may be open
+    at once in several threads: what there was before the first of them counts. A runner is the agent's own process, so
+    only `restored` puts something back there.
 
     Args:
         who: Whose code it is, for the message.
-        folder: The directory to return to; the current one by default.
         processes: Whether processes that it starts, and that still run when the command ends, end with it.
     """
     if os.environ.get(MARK):
@@ -58,7 +54,7 @@ def put_back(who: str, folder: str = "", *, processes: bool = False) -> Iterator
         return
     name = who.partition(", ")[0].rstrip(",")  # each split of a task set does the same
     before = _children() if processes else set()
-    _enter(folder)
+    _enter()
     try:
         with forks_ended(who):
             yield
@@ -160,46 +156,21 @@ def lasting() -> str:
     return _shared.lasting if _shared is not None else ""
 
 
-def _enter(folder: str) -> None:
-    global _under_way, _folder, _suspect, _mask, _shared
+def _enter() -> None:
+    global _under_way, _shared
     with _lock:
         if not _under_way:
             _shared = Shared()
-            _mask = umask()
-            _folder, _suspect = folder or current_folder(), ""
         _under_way += 1
 
 
 def _leave(who: str) -> None:
-    global _under_way, _suspect
+    global _under_way
     restored(who)
     with _lock:
         _under_way -= 1
-        mask = umask()
-        if _mask is not None and mask != _mask:
-            os.umask(_mask)
-            log.warning("%s changed the umask to %03o; it is %03o again: the run's files get it", who, mask, _mask)
-        now = current_folder()
-        changed = bool(_folder) and now != _folder
-        if changed:
-            _suspect = _suspect or who
-        if _under_way or not changed:
-            return
-        try:
-            os.chdir(_folder)
-        except OSError as error:
-            log.warning(
-                "%s changed the current directory to %s, and there is no way back to %s: %s",
-                *(_suspect, now, _folder, error.strerror),
-            )
-            return
-        if (_suspect, now) not in _told:
-            _told.add((_suspect, now))
-            log.warning(
-                "%s changed the current directory to %s; it is %s again, where this command was started: relative "
-                "paths mean files there",
-                *(_suspect, now or "one that was deleted", _folder),
-            )
+        did = [*filter(None, (_shared.restored_folder(), _shared.restored_mask()))] if _shared is not None else []
+    tell(did, who)
 
 
 def _children() -> set[int]:

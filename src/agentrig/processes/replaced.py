@@ -37,7 +37,7 @@ _before: dict[tuple[Any, str], Any] = {}
 
 
 @contextmanager
-def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None, folder: str = "") -> Iterator[None]:
+def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -> Iterator[None]:
     """Run a plugin's code in this process; what it replaced is put back after it. See `put_back` for what else is.
 
     Blocks may be open at once in several threads: what there was before the first of them counts.
@@ -46,7 +46,6 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None, f
         who: Whose code it is, for the message.
         cure: What to do.
         tell: Is given the words on replaced functions instead of the error: the code will run elsewhere.
-        folder: The current directory after it, if that is not the one before it.
 
     Raises:
         PluginError: It replaced a function, or closed a file of the run.
@@ -59,7 +58,7 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None, f
     files, streams = _outputs() | held_descriptors(), _streams()
     screen = _copy_of_stderr() if 2 in files else None
     try:
-        with put_back(who, folder, processes=True):
+        with put_back(who, processes=True):
             yield
     finally:
         with _changes:

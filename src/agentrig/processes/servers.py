@@ -127,8 +127,6 @@ class ServerProcess:
 
         Args:
             what: What the server is to do, for messages: `take new weights`.
-            message: JSON values.
-            timeout_s: Longest wait for the answer.
             descriptor: An open file that goes with the message; it stays open here.
 
         Raises:
@@ -174,11 +172,7 @@ class ServerProcess:
         return f"\n  its log: {self._log_path}" if self._log_path else ""
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Return as soon as `ready()` is true; it is asked again and again while the server lives.
-
-        Raises:
-            ServerError: It died, or was not ready in time.
-        """
+        """Return as soon as `ready()` is true; it is asked again and again while the server lives."""
         end = time.monotonic() + timeout_s
         while True:
             self.check()

@@ -113,10 +113,32 @@ class Shared:
         self._called = {each: getattr(*each) for each in CALLED}
         self._paths = {name: list(getattr(sys, name)) for name in ("argv", "path", "meta_path", "path_hooks")}
         self._streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+        self._folder, self._mask = current_folder(), umask()
 
     def restore(self) -> list[str]:
         """Put back what is broken; return what had been done: `removed all modules from sys.modules`."""
         return [*self._restored_limits(), *self._restored_modules(), *self._restored_python()]
+
+    def restored_folder(self) -> str:
+        """Put the current directory back; return what had been done, or ''."""
+        now = current_folder()
+        if not self._folder or now == self._folder:
+            return ""
+        did = f"changed the current directory to {now or 'one that was deleted'}"
+        try:
+            os.chdir(self._folder)
+        except OSError as error:
+            self.lasting = f"{did}, and {self._folder} is gone ({error.strerror})"
+            return self.lasting
+        return did
+
+    def restored_mask(self) -> str:
+        """Put the umask back; return what had been done, or ''."""
+        now = umask()
+        if self._mask is None or now is None or now == self._mask:
+            return ""
+        os.umask(self._mask)
+        return f"changed the umask from {self._mask:03o} to {now:03o}"
 
     def _restored_limits(self) -> Iterator[str]:
         for name, number in _limits().items():
@@ -267,7 +289,7 @@ class SharedByRollouts(Shared):
         self._turns: set[Turn] = set()
         self._told: set[str] = set()
         self._functions = Functions()
-        self._folder, self._mask, self._variables = current_folder(), umask(), dict(os.environ)
+        self._variables = dict(os.environ)
 
     def begin(self) -> Turn:
         """Begin a rollout."""
@@ -292,25 +314,13 @@ class SharedByRollouts(Shared):
             replaced = self._functions.replaced(put_back=True)
             if self._functions.lasting:
                 self.lasting = self.lasting or replaced
-            moved = {"directory": self._restored_folder(), "variables": self._restored_variables()}
+            moved = {"directory": self.restored_folder(), "variables": self._restored_variables()}
             if turn.beside and (met := [did for did in (replaced, *moved.values()) if did]):
                 block = " (contextlib.chdir does so for all threads, too)" if moved["directory"] else ""
                 raise InterpreterChanged(" and ".join(met) + block)
-            done = {kind: did for kind, did in (*moved.items(), ("umask", self._restored_mask())) if did}
+            done = {kind: did for kind, did in (*moved.items(), ("umask", self.restored_mask())) if did}
             told, self._told = self._told, self._told | done.keys()
             return replaced, [did for kind, did in done.items() if kind not in told]
-
-    def _restored_folder(self) -> str:
-        now = current_folder()
-        if not self._folder or now == self._folder:
-            return ""
-        did = f"changed the current directory to {now or 'one that was deleted'}"
-        try:
-            os.chdir(self._folder)
-        except OSError as error:
-            self.lasting = f"{did}, and {self._folder} is gone ({error.strerror})"
-            return self.lasting
-        return did
 
     def _restored_variables(self) -> str:
         if self._variables.keys() <= set(self._environment):  # faster than to ask for each
@@ -319,13 +329,6 @@ class SharedByRollouts(Shared):
         self._environment.update({name: self._variables[name] for name in gone})
         more = f" and {len(gone) - 1} more variables" if len(gone) > 1 else ""
         return f"removed {gone[0]}{more} from os.environ"
-
-    def _restored_mask(self) -> str:
-        now = umask()
-        if self._mask is None or now is None or now == self._mask:
-            return ""
-        os.umask(self._mask)
-        return f"changed the umask from {self._mask:03o} to {now:03o}"
 
 
 def _compared(owner: Any) -> dict[str, Any]:

@@ -56,8 +56,6 @@ class Supervisor:
     Args:
         channel: The socket to the runner.
         limits: Seconds, bytes of memory, bytes below `folder`, processes; 0 for no limit.
-        folder: The program's working directory.
-        container: What it runs in, if that is one.
 
     Attributes:
         exceeded: The limit that ended the program, or `stopped` if the runner did; `-` if it ended by itself.
@@ -172,11 +170,7 @@ class Supervisor:
 
 
 class Container:
-    """The container that a program runs in.
-
-    Args:
-        word: The JSON of an `agentrig.external.running.Container`.
-    """
+    """The container that a program runs in."""
 
     def __init__(self, word: str) -> None:
         import json

@@ -57,10 +57,8 @@ class Auditing:
     """Audits the first steps of a run, and then as many as a share of its time allows.
 
     Args:
-        run: The run directory.
         rebuilt: The run's task set and reward, built once more.
         first: The first step, of a resumed run too.
-        on: Whether to audit at all.
         tasks: Role to the tasks that the run uses; each is compared with the task set's own.
 
     Attributes:
@@ -103,11 +101,7 @@ class Auditing:
         return self._on and (self.due or step < self._sure)
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
-        """Audit a step that is due, or one of the first; of others, look at what costs next to nothing.
-
-        Raises:
-            RunStopped: A link does not hold.
-        """
+        """Audit a step that is due, or one of the first; of others, look at what costs next to nothing."""
         whole, sketch, self._sketch, self.due = self.takes(step), self._sketch, None, False
         if not self._on:
             return
@@ -157,11 +151,7 @@ class Auditing:
         """Audit the accuracies that a run states at its end, its checkpoint, and a gradient if none was looked at.
 
         Args:
-            step: Its last step.
             accuracy: The entry of its summary.
-
-        Raises:
-            RunStopped: A link does not hold.
         """
         if self._auditor is None:
             return
@@ -270,26 +260,14 @@ def read_audits(run: Path) -> tuple[list[Audited], list[str]]:
 
 
 class Rebuilt:
-    """What a run is compared with: its task set and its reward, built once more from its plan.
-
-    Args:
-        plan: The run's plan.
-    """
+    """What a run is compared with: its task set and its reward, built once more from its plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._scorer: Scorer | None = None
 
     def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str | None]] | None = None) -> Sources:
-        """Build what the auditor asks.
-
-        Args:
-            seconds: See `Sources`.
-            used: See `Sources`.
-
-        Raises:
-            AgentrigError: The task set can't be built or loaded.
-        """
+        """Build what the auditor asks."""
         return Sources(
             splits=self._load(),
             score=self.score,
@@ -314,11 +292,7 @@ class Rebuilt:
             self._scorer.close()
 
     def _load(self) -> dict[str, Sequence[Task]]:
-        """Load the tasks of each role from the task set itself: what the run does with its rows is what is audited.
-
-        Raises:
-            PluginError: The task set's own code raised.
-        """
+        """Load the tasks of each role from the task set itself: what the run does with its rows is what is audited."""
         run = self._plan.run
         loaded: dict[str, Sequence[Task]] = {}
         found: dict[str, Sequence[Task]] = {}

@@ -60,7 +60,6 @@ class Best:
     Attributes:
         step: The step that made them.
         accuracy: None before the first validation.
-        reward: The mean reward; None before the first validation.
         kept: Whether the learner has a copy of them.
     """
 
@@ -77,11 +76,7 @@ def write_state(directory: Path, *, step: int, weights_of: int, seed: int, best:
 
 
 def read_state(checkpoint: Path) -> tuple[int, Best]:
-    """Return the step that made a checkpoint's weights, and the best weights so far.
-
-    Raises:
-        CheckpointDamaged: The file is damaged.
-    """
+    """Return the step that made a checkpoint's weights, and the best weights so far."""
     try:
         state = json.loads(read_text(checkpoint / STATE))
         return state["weights_of"], Best(**state["best"])
@@ -112,11 +107,7 @@ class Checkpoints:
         return (self.path(steps[-1]), steps[-1]) if steps else (None, 0)
 
     def at(self, step: int) -> tuple[Path, int]:
-        """Return the checkpoint of a step.
-
-        Raises:
-            ConfigError: There is none; the message lists the existing ones.
-        """
+        """Return the checkpoint of a step."""
         if step not in self.steps():
             there = ", ".join(map(str, self.steps())) or "none"
             raise ConfigError(f"{self.folder} has no checkpoint of step {step}; the steps that have one: {there}")
@@ -128,7 +119,6 @@ class Checkpoints:
         """Let `write` fill a checkpoint, make it the latest, and drop old ones.
 
         Args:
-            step: Its step.
             write: Writes the files into the folder that it gets.
             keep: Whether it stays when later ones are saved.
             record: Writes down the digest of the list of its files, before the checkpoint gets its name.
@@ -256,7 +246,6 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
     list; then nothing is checked.
 
     Args:
-        checkpoint: Its directory.
         trains: Whether training goes on from it; without it the files of `trainer/` are not needed.
 
     Raises:
@@ -273,8 +262,13 @@ def _verify(checkpoint: Path, trains: bool) -> None:
     ours = checkpoint.parent.name == "checkpoints" and (run / "config.toml").is_file()
     progress = read_object(run / "progress.json") if ours else {}
     if os.path.lexists(file):
-        wanted = _listed(checkpoint)
-        _compare(checkpoint, {n: w for n, w in wanted.items() if trains or not n.startswith("trainer/")}, trains)
+        listed = _listed(checkpoint)
+        wanted = {name: saved for name, saved in listed.items() if trains or not name.startswith("trainer/")}
+        _refuse_faults(checkpoint, wanted, digests=False)
+        for name in (str(file.relative_to(checkpoint)) for file in saved_files(checkpoint)):
+            if name not in listed and name != "keep" and (trains or not name.startswith("trainer/")):
+                raise CheckpointDamaged(checkpoint, f"{name} was not there when it was saved; move it away")
+        _refuse_faults(checkpoint, wanted, digests=True)
     elif ours:
         raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, is missing")
     saved = saved_digests(run, progress)
@@ -307,77 +301,45 @@ def _listed(checkpoint: Path) -> dict[str, tuple[int, str]]:
 
 
 def check_sizes(checkpoint: Path) -> None:
-    """Check that the files of a checkpoint are there, with the sizes that its list has; their content is not read.
-
-    Raises:
-        CheckpointDamaged: A file is missing or has another size, or the list cannot be read.
-        RunFileError: Something may not be read.
-    """
+    """Check that the files of a checkpoint are there, with the sizes that its list has; their content is not read."""
     with reading_file(checkpoint):
-        _compare_sizes(checkpoint, _listed(checkpoint))
+        _refuse_faults(checkpoint, _listed(checkpoint), digests=False)
 
 
 def damaged_state(checkpoint: Path) -> list[str]:
     """Return the files of `trainer/` that are not as they were saved; none of a directory that has no list of files.
 
     Only training needs them: the model in the other files may be whole (`verify` with `trains=False`).
-
-    Raises:
-        CheckpointDamaged: The list cannot be read.
-        RunFileError: A file may not be read.
     """
-    found = []
     with reading_file(checkpoint):
         listed = _listed(checkpoint) if os.path.lexists(checkpoint / LIST) else {}
-        for name, wanted in listed.items():
-            try:
-                if name.startswith("trainer/"):
-                    _compare_sizes(checkpoint, {name: wanted})
-                    _compare_digests(checkpoint, {name: wanted})
-            except CheckpointDamaged:
-                found.append(name)
-    return found
+        state = {name: wanted for name, wanted in listed.items() if name.startswith("trainer/")}
+        return [name for name, wanted in state.items() if _fault(checkpoint / name, *wanted)]
 
 
-def _compare_sizes(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
-    for name, (size, _) in wanted.items():
-        file = checkpoint / name
-        if not file.is_file():
-            wrong = "is no file" if os.path.lexists(file) else "is missing"
-            raise CheckpointDamaged(checkpoint, f"{name} {wrong}")
-        if file.stat().st_size != size:
-            raise CheckpointDamaged(checkpoint, f"{name} has {file.stat().st_size} bytes; {size} were saved")
+def _fault(file: Path, size: int, digest: str | None) -> str:
+    """Return how a file is not what was saved, after its name; '' if it is. For no `digest` its content is not read."""
+    if not file.is_file():
+        return "is no file" if os.path.lexists(file) else "is missing"
+    if file.stat().st_size != size:
+        return f"has {file.stat().st_size} bytes; {size} were saved"
+    try:
+        changed = digest is not None and digest_of(file) != digest
+    except PermissionError:
+        raise
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "has changed since it was saved (its digest differs)" if changed else ""
 
 
-def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool) -> None:
-    """Raise if the files of a checkpoint are not the wanted ones, by path, size and digest."""
-    _compare_sizes(checkpoint, wanted)
-    for name in (str(file.relative_to(checkpoint)) for file in saved_files(checkpoint)):
-        if not trains and name.startswith("trainer/"):
-            continue
-        if name not in wanted and name != "keep":
-            raise CheckpointDamaged(checkpoint, f"{name} was not there when it was saved; move it away")
-    _compare_digests(checkpoint, wanted)
-
-
-def _compare_digests(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
-    for name, (_, digest) in wanted.items():
-        try:
-            found = digest_of(checkpoint / name)
-        except PermissionError:
-            raise
-        except OSError as error:
-            raise CheckpointDamaged(checkpoint, f"{name} cannot be read: {error.strerror}") from None
-        if found != digest:
-            raise CheckpointDamaged(checkpoint, f"{name} has changed since it was saved (its digest differs)")
+def _refuse_faults(checkpoint: Path, wanted: Mapping[str, tuple[int, str]], *, digests: bool) -> None:
+    for name, (size, digest) in wanted.items():
+        if fault := _fault(checkpoint / name, size, digest if digests else None):
+            raise CheckpointDamaged(checkpoint, f"{name} {fault}")
 
 
 def saved_digests(run: Path, progress: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the digests that `progress.json` holds of lists of files, by the checkpoint's name.
-
-    Raises:
-        RunFileError: They are damaged.
-    """
+    """Return the digests that `progress.json` holds of lists of files, by the checkpoint's name."""
     found = progress.get(SAVED, {})
     if not isinstance(found, dict) or not all(isinstance(digests, list) for digests in found.values()):
         raise _no_digests(run)
@@ -398,7 +360,6 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy a tokenizer's files as they are: `save_pretrained` writes for some models another pre-tokenizer.
 
     Args:
-        source: A Hugging Face directory.
         target: A checkpoint's directory; files of the same names are replaced.
     """
     if source.resolve() == target.resolve():

@@ -32,7 +32,6 @@ def writing(path: Path, setting: str = "run.directory=DIR") -> Iterator[None]:
     """Turn errors while a file or folder is written into clear messages.
 
     Args:
-        path: The file or folder.
         setting: What names another place; inside a run that exists already there is none, unless it is an option.
 
     Raises:
@@ -89,7 +88,6 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
     """Turn errors while a file of a run is read into clear messages; `FileNotFoundError` is left to the caller.
 
     Args:
-        path: The file.
         cure: What to do; by default the entry of `CURES` for its name.
 
     Raises:
@@ -110,11 +108,7 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return what is in a folder of a run, by name; nothing if there is no such folder.
-
-    Raises:
-        RunFileError: It cannot be read.
-    """
+    """Return what is in a folder of a run, by name; nothing if there is no such folder."""
     with reading(folder):
         try:
             return sorted(folder.iterdir())
@@ -123,11 +117,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds; an empty one when the file is not there.
-
-    Raises:
-        RunFileError: It cannot be read, or holds something else.
-    """
+    """Return the object that a JSON file holds; an empty one when the file is not there."""
     with reading(path):
         try:
             text = path.read_text("utf-8")

@@ -57,10 +57,6 @@ SHOWN = 3
 class Demonstrated:
     """The demonstrations of a run.
 
-    Args:
-        session: The run's.
-        source: `algorithm.demonstrations`.
-
     Raises:
         ConfigError: There is no such run or file, or nothing in it can be learned; or a task has no gold.
         AgentrigError: A file cannot be read.
@@ -92,15 +88,7 @@ class Demonstrated:
             session.note(note)
 
     def begin(self, learner: object, name: str) -> None:
-        """Take the learner, leave out what its model can't learn, and note which demonstrations the run has.
-
-        Args:
-            learner: The run's.
-            name: Of the algorithm, for messages.
-
-        Raises:
-            ConfigError: It can't learn from demonstrations, or from none of these.
-        """
+        """Take the learner, leave out what its model can't learn, and note which demonstrations the run has."""
         if not isinstance(learner, Imitating):
             raise ConfigError(f"algorithm {name} has a key `demonstrations`, and its learner has no method `encode`")
         self._learner = learner
@@ -119,10 +107,6 @@ class Demonstrated:
 
     def rollouts(self, step: int, n: int) -> list[Rollout]:
         """Return a step's demonstrations, stored; those of tasks and of a run are scored.
-
-        Args:
-            step: The step.
-            n: How many.
 
         Raises:
             RunStopped: The reward rejects most of them; or see `agentrig.algorithms.Session.rollouts`.
@@ -186,15 +170,10 @@ def accepted(path: Path, tasks: Sequence[Task]) -> tuple[list[Rollout], str]:
     """Return the training rollouts of a run that its reward accepted: of each task the different answers, once.
 
     Args:
-        path: The run directory.
         tasks: Those that may be learned, with their private part.
 
     Returns:
         The rollouts, and a sentence about those of other tasks, or ''.
-
-    Raises:
-        ConfigError: It is no run directory, or has none, or none of these tasks.
-        RunFileError: A file of its rollouts is damaged.
     """
     if not (path / "config.toml").is_file():
         raise ConfigError(f"algorithm.demonstrations = {path}: the folder is no run directory, it has no config.toml")
@@ -227,10 +206,6 @@ def chats(path: Path, correctness: Correctness) -> tuple[list[Rollout], str]:
 
     Returns:
         The rollouts, and a sentence about those that are left out, or ''.
-
-    Raises:
-        ConfigError: There is no such file, or nothing in it to learn.
-        AgentrigError: See `agentrig.demonstrations.read_demonstrations`.
     """
     if not path.is_file():
         raise ConfigError(f"algorithm.demonstrations = {path}: there is no such file or run directory")
@@ -266,11 +241,7 @@ def chats(path: Path, correctness: Correctness) -> tuple[list[Rollout], str]:
 
 
 def learnable(rollouts: Sequence[Rollout], learner: Imitating, source: Path) -> tuple[list[Rollout], list[str]]:
-    """Return the rollouts that a learner's model can learn, with its token ids, and sentences about the others.
-
-    Raises:
-        ConfigError: It can learn none; the message has the reasons.
-    """
+    """Return the rollouts that a learner's model can learn, with its token ids, and sentences about the others."""
     of, faults, kept, rewritten = amount(len(rollouts), "demonstration"), Counter[str](), list[Rollout](), 0
     for rollout in rollouts:
         try:
@@ -300,9 +271,6 @@ def _encoded(span: Span, learner: Imitating) -> tuple[Span, bool]:
 
     Returns:
         The span, and whether it had other token ids.
-
-    Raises:
-        ValueError: The call can't be learned.
     """
     if span.name != LLM_CALL or span.error is not None or SERVER in span.attributes:
         return span, False

@@ -6,7 +6,6 @@ Each rollout has an endpoint of its own: the API key says which task a call belo
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import random
 import secrets
@@ -105,8 +104,6 @@ def demonstrating(
 
     Args:
         tasks: One for each rollout; a task may occur several times.
-        demonstrate: Says what to answer.
-        seed: Of the conversations' random numbers.
         encode: Gives answers their token ids, so that they can be trained on; None for answers without.
     """
     seen: dict[str, int] = {}
@@ -114,22 +111,15 @@ def demonstrating(
     for task in tasks:
         seen[task.id] = again = seen.get(task.id, -1) + 1
         conversations.append(Conversation(task, random.Random(f"{seed} {task.id} {again}")))
-    secret = secrets.token_hex(16)
-
-    def of_key(key: str) -> Conversation | None:
-        found, _, number = key.rpartition("-")
-        if not hmac.compare_digest(found.encode(), secret.encode()) or not (number.isascii() and number.isdigit()):
-            return None
-        return conversations[int(number)] if int(number) < len(conversations) else None
+    of_key = {secrets.token_hex(16): conversation for conversation in conversations}
 
     def admit(scope: Scope) -> bool:
-        if of_key(bearer(scope)) is None:
+        if bearer(scope) not in of_key:
             raise Refused("this server needs the endpoint's own API key", status=401)
         return True
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        conversation = of_key(bearer(scope))
-        assert conversation is not None
+        conversation = of_key[bearer(scope)]
         if scope["method"] == "POST":
             await _answer(conversation, demonstrate, encode, scope, receive, send)
         elif (scope["method"], scope["path"]) == ("GET", "/v1/models"):
@@ -148,11 +138,11 @@ def demonstrating(
                 Endpoint(
                     base_url=url,
                     model=MODEL,
-                    api_key=f"{secret}-{i}",
+                    api_key=key,
                     sampling={"temperature": 0.0},
                     token_ids=encode is not None,
                 )
-                for i in range(len(tasks))
+                for key in of_key
             ],
             conversations,
         )

@@ -181,20 +181,11 @@ class RunDirectory:
         self.write(name, json.dumps(value, indent=2, default=str) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """Return the object that a JSON file holds; an empty one when it is not there.
-
-        Raises:
-            RunFileError: It is damaged; the message says what to do.
-        """
+        """Return the object that a JSON file holds; an empty one when it is not there."""
         return read_object(self.path / name)
 
     def manifest(self) -> dict[str, Any]:
-        """Return what `manifest.json` holds; an empty object when it is not there.
-
-        Raises:
-            RunFileError: It is damaged.
-            ConfigError: The directory has the format of a later version.
-        """
+        """Return what `manifest.json` holds; an empty object when it is not there."""
         facts = read_object(self.path / "manifest.json")
         check_format(self.path, facts)
         return facts
@@ -246,7 +237,6 @@ class RunDirectory:
         `metrics.jsonl` with lines that cannot be read is kept as `metrics.jsonl.damaged`.
 
         Args:
-            step: The checkpoint's step.
             keep_end: Keep summary and measurement, until `remove_end`.
         """
         lines, damaged = self.read_metrics()
@@ -316,9 +306,6 @@ class RunDirectory:
         """Write a step's rollouts as Parquet, without the private parts of tasks; return the file's SHA-256.
 
         Args:
-            rollouts: All rollouts of a mode and step.
-            mode: Their mode.
-            step: Their step.
             second: Rollout id to the score of each second reward, if there is one.
             limit: `run.validation_tasks` or `run.report_tasks` as the measurement has it, which a later resume may
                 change: it is kept in the file's metadata, for the auditor.
@@ -356,9 +343,6 @@ def descent_of(model: object) -> list[dict[str, Any]]:
 
     Returns:
         Of each run its name and directory, when it was created, the step whose weights were taken, and their digest.
-
-    Raises:
-        RunFileError: The manifest of the nearest is damaged.
     """
     checkpoint = Path(str(model)).expanduser().absolute()
     if checkpoint.parent.name != "checkpoints" or not (checkpoint.parents[1] / "config.toml").is_file():
@@ -418,11 +402,7 @@ def table_name(kind: str, step: int) -> str:
 
 
 def run_name(settings: RunSettings, recipe: str) -> str:
-    """Return the name of a new run's directory: `run.name`, or recipe and time.
-
-    Raises:
-        ConfigError: It is not a valid folder name.
-    """
+    """Return the name of a new run's directory: `run.name`, or recipe and time."""
     name = settings.name or f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     wrong = None
     if any(c in name for c in {"/", "\\", os.sep}):
@@ -479,12 +459,7 @@ def _owner(link: Path, run: Path) -> Path | None:
 
 
 def check_vacant(path: Path) -> bool:
-    """Return whether a run is there that ended before its first step, and may be replaced.
-
-    Raises:
-        ConfigError: A run is there that has a step, or an end.
-        RunFileError: One of its folders is a link to that of another run.
-    """
+    """Return whether a run is there that ended before its first step, and may be replaced."""
     check_links(path)
     metrics, checkpoints = path / "metrics.jsonl", path / "checkpoints"
     begun = (

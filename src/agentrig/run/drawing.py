@@ -34,7 +34,6 @@ class Group:
     """What a rule looks at in the rollouts of a task.
 
     Attributes:
-        task: Its id.
         values: The rewards of the rollouts that were scored.
         solved: Whether every rollout, failures included, is correct.
     """
@@ -48,11 +47,6 @@ class Drawing:
     """Draws the tasks of a run's steps, from the first on: `uniform`, and what the other rules build on.
 
     Each epoch shuffles all tasks, and steps take consecutive slices.
-
-    Args:
-        tasks: All training tasks.
-        settings: The loop's keys.
-        seed: The run's.
     """
 
     sees = False
@@ -63,11 +57,7 @@ class Drawing:
         self._figures: dict[int, Mapping[str, float]] = {}
 
     def draw(self, step: int) -> Sequence[Task]:
-        """Return the tasks of a step; call it once for each step, after `see` has got all groups before.
-
-        Raises:
-            ValueError: There are no tasks.
-        """
+        """Return the tasks of a step; call it once for each step, after `see` has got all groups before."""
         n = self.settings.tasks_per_step
         if not self.sees or not self.tasks:  # without any task it raises
             return tasks_of_step(self.tasks, n=n, step=step, seed=self.seed)
@@ -81,10 +71,7 @@ class Drawing:
         yet come first; where there are too few, the others follow in that order, then all from the beginning.
 
         Args:
-            step: The step.
             batch: Which one, from 2 on.
-            n: How many tasks.
-            taken: The tasks that the step has sampled.
         """
         order = list(self.tasks)
         random.Random(f"tasks {self.seed} {step} {batch}").shuffle(order)
@@ -101,11 +88,7 @@ class Drawing:
             self._seen(group)
 
     def resume(self, run: Path, first_step: int) -> None:
-        """Take in the groups that a run has recorded before a step.
-
-        Raises:
-            RunFileError: A file of rollouts is gone or damaged.
-        """
+        """Take in the groups that a run has recorded before a step."""
         for step in range(1, first_step if self.sees else 1):
             self.draw(step)
             self.figures(step)
@@ -204,11 +187,7 @@ def groups_of(rollouts: Iterable[Rollout]) -> list[Group]:
 
 
 def recorded(run: Path, step: int, rule: str) -> list[Group]:
-    """Return the groups of a step that a run has recorded, in their order.
-
-    Raises:
-        RunFileError: The step's file of rollouts is gone or damaged.
-    """
+    """Return the groups of a step that a run has recorded, in their order."""
     import pyarrow.parquet as pq
 
     file = run / table_name("train", step)

@@ -51,8 +51,6 @@ class Evaluation:
         accuracy: Share of the scored rollouts that are correct (docs/rewards.md); None if `n` is 0.
         ci95: Its Wilson interval.
         reward: Mean reward of the scored rollouts; None if `n` is 0.
-        n: Number of scored rollouts, without failures.
-        failures: Kind to count.
         reasons: Kind to why the first rollout of it failed.
         wall_s: Seconds from the first rollout to the last.
         rollouts_per_s: All rollouts over `wall_s`.
@@ -126,15 +124,11 @@ def evaluate(
     """Run the agent on each task and score it; nothing is learned.
 
     Args:
-        tasks: What to run.
         endpoint: A model server, or several that get the tasks in turn; None for the plan's algorithm, serving
             `checkpoint`.
         checkpoint: A Hugging Face directory; None for the algorithm's starting model.
-        mode: The rollouts' mode.
         as_mode: The mode that an agent of Agent Lightning sees, if it is another one.
         temperature: Sampling temperature; 0 is greedy, None keeps the endpoint's.
-        keep: Keep the rollouts in the result.
-        n: Rollouts of each task.
         each: Called with every rollout, in the order of the tasks.
         ended: Called with every rollout as it ends.
         begun: Called when the first rollouts begin, from where `wall_s` is measured.
@@ -189,14 +183,7 @@ def run_agent(
     """Start the agent, the reward and a model's server without a run; end them when `body` has returned.
 
     Args:
-        plan: The plan.
         body: Called with the engine and the server's addresses, in a thread of its own; a signal ends it.
-        endpoint: See `evaluate`, as the others.
-        checkpoint: As above.
-        as_mode: As above.
-
-    Raises:
-        ConfigError: The plan has no runners on this machine, or can't be used here.
     """
     if plan.runners.n == 0:
         raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
@@ -241,16 +228,8 @@ def eval_tasks(
     """Return a split's name and tasks; by default those of the role's split.
 
     Args:
-        tasks: The task set.
-        run: Says which split has which role.
         split: The split's name; None for the role's.
         limit: Only so many tasks; 0 for all. None for as many as the run uses, of the split that has the role.
-        who: Whose they are, for messages.
-        role: See `agentrig.tasks.Tasks`.
-
-    Raises:
-        ConfigError: There is no such split, or it has no tasks.
-        PluginError: A row is not a valid `Task`.
     """
     own = split_of(run, tasks, role)
     name = split or own

@@ -20,11 +20,7 @@ FLUSHED_S = 0.25
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk.
-
-    Raises:
-        OSError: The disk is full or broken.
-    """
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -49,9 +45,6 @@ def flushing(folder: Path) -> Iterator[None]:
 
     So their last flush is short. It would also hold up everybody who flushes another file of the same disk, however
     small: with checkpoints of 21.6 GB, the steps of a run took up to twice as long beside it.
-
-    Raises:
-        OSError: The disk is full or broken.
     """
     over, failed = threading.Event(), []
 
@@ -78,11 +71,7 @@ def flushing(folder: Path) -> Iterator[None]:
 
 
 def sha256_of(file: Path) -> str:
-    """Return a file's SHA-256, as `sha256sum` prints it.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return a file's SHA-256, as `sha256sum` prints it."""
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
@@ -94,7 +83,6 @@ def replacing(target: Path, part: Path) -> Iterator[Path]:
     It gets its final name once it is on the disk: a crash leaves either the old or the new content.
 
     Args:
-        target: The final name.
         part: The name until then, in the same folder.
     """
     try:

@@ -58,14 +58,9 @@ class Trial:
     """Rollouts of some training tasks, and one update; `forecast` says what is known at any time.
 
     Attributes:
-        plan: The run's.
         tasks: Those of the first step, or some of them, or more.
-        n: Rollouts of each task.
-        split: The split that the tasks are from.
         report: The held-out tasks, which a run measures before and after.
-        validated: Number of validation tasks.
         groups: The groups that are complete, failures included.
-        complete: Whether all of them are.
         start: The held-out accuracy of the model as it is, sampled as a run measures it; None if it is not known.
         start_s: Seconds until the first rollout began.
         rollouts_s: Seconds from there to the latest complete group.
@@ -102,7 +97,6 @@ class Trial:
         """Choose the tasks.
 
         Args:
-            plan: The run's.
             tasks: How many; 0 for those of a step, at most as many as `ROLLOUTS` rollouts have.
             rollouts: Rollouts of each; 0 for the group size of the run.
 
@@ -209,12 +203,7 @@ class Trial:
         self.complete = True  # with more failures than a run allows: the verdict says it
 
     def update(self) -> None:
-        """Update a new learner with the rollouts, to measure it; it is thrown away.
-
-        Raises:
-            ConfigError: The model does not fit into the device's memory.
-            AgentrigError: The update failed.
-        """
+        """Update a new learner with the rollouts, to measure it; it is thrown away."""
         algorithm: LoopAlgorithm = self.plan.build("algorithm")
         if not hasattr(algorithm, "learner"):
             self.updated = (

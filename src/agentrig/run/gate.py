@@ -26,7 +26,6 @@ class Gate:
 
     Args:
         admit: The credit's (`CreditSpec.admit`); None admits every group.
-        batches: Most batches of a step.
 
     Attributes:
         figures: What `metrics.jsonl` says of the latest step.
@@ -43,11 +42,7 @@ class Gate:
         return cls(admit if batches > 1 else None, batches)
 
     def refused(self, rollouts: Sequence[Rollout]) -> set[str]:
-        """Return the groups that are not admitted.
-
-        Raises:
-            AgentrigError: The gate raises.
-        """
+        """Return the groups that are not admitted."""
         if self.admit is None:
             return set()
         try:
@@ -61,8 +56,6 @@ class Gate:
         """Return a step's rollouts: those of the tasks that are drawn, then of others for groups that are not admitted.
 
         Args:
-            step: The step.
-            drawing: Draws tasks.
             sample: Rolls out some tasks, as one batch of the step.
         """
         found, batches = list(sample(drawing.draw(step))), 1

@@ -61,9 +61,6 @@ def check_failures(
 
     Args:
         rollouts: The step's, or the first of them.
-        limit: The share that may fail.
-        step: Their step.
-        mode: Their mode.
         expected: How many were asked for, if these are the first of them.
     """
     failures = count_failures(rollouts)
@@ -175,7 +172,6 @@ def untrained_calls(rollouts: Sequence[Rollout], *, adapter: str) -> tuple[str, 
 
     Args:
         rollouts: Those that did not fail.
-        adapter: The adapter's name.
     """
     if not rollouts or any(r.triplets for r in rollouts):
         return "", ""
@@ -255,11 +251,6 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     """Stop when trained calls were sampled from another distribution than the one that training assumes.
 
     Also stop when they ask for several choices: only the first choice is trained on, whichever the agent used.
-
-    Args:
-        rollouts: The rollouts of one step.
-        sampling: The endpoint's sampling fields.
-        step: The training step.
     """
     requests = list(_requests(rollouts, trained_only=True))
     several = sum((number(request.get("n")) or 1) > 1 for request in requests)
@@ -307,7 +298,6 @@ def warn_of_fields(rollouts: Sequence[Rollout], settings: Mapping[str, Any]) -> 
     """Warn when calls have fields without an effect, or a limit above the run's; return whether any do.
 
     Args:
-        rollouts: Those of the calls.
         settings: The section `algorithm` of the run's configuration.
     """
     ignored: Counter[str] = Counter()
@@ -355,9 +345,6 @@ def warn_of_loss(first: Sequence[Rollout], last: Sequence[Rollout], *, step: int
 
     Args:
         first: The rollouts of the first validation; of a resumed run, that of its checkpoint.
-        last: Those of the latest.
-        step: Its step.
-        run: The run directory.
     """
     before, after = (
         {r.task.id: bool(r.correct) for r in rollouts if r.value is not None} for rollouts in (first, last)
@@ -378,8 +365,6 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     """Stop when all rollouts of a training step got the same reward: every advantage would be zero.
 
     Args:
-        rollouts: The step's.
-        step: The training step.
         running: How many steps in a row have taught nothing, this one included.
     """
     scored = [r for r in rollouts if r.value is not None]
@@ -405,7 +390,6 @@ def dead_server_first(server: Server, advice: Callable[[], str] = lambda: "") ->
     """Raise the server's error when a run or a measurement stops because its server died.
 
     Args:
-        server: The server.
         advice: Says what a run has lost and how it goes on; '' if there is nothing to say.
     """
     try:

@@ -36,7 +36,6 @@ class Warnings(logging.Handler):
 
         Args:
             file: Where to; it is made with the first line.
-            step: Returns the step that is under way.
         """
         self._file, self._step = file, step
         for line in self._early:

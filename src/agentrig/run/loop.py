@@ -63,11 +63,7 @@ AUDITED = 4_000_000_000
 
 
 class Loop:
-    """Runs an algorithm that brings a learner, once; as `agentrig.algorithms.Algorithm` does it itself.
-
-    Args:
-        algorithm: Brings it.
-    """
+    """Runs an algorithm that brings a learner, once; as `agentrig.algorithms.Algorithm` does it itself."""
 
     session: RunSession
     server: Server
@@ -389,11 +385,7 @@ class Loop:
         self.saving.save(copy)
 
     def _resume(self, checkpoint: Path) -> None:
-        """Load the learner and the best weights so far.
-
-        Raises:
-            CheckpointDamaged: A file is damaged, or the weights are not those of the run after that step.
-        """
+        """Load the learner and the best weights so far."""
         weights_of, self.best = read_state(checkpoint)
         self.learner.load(checkpoint)
         recorded = self._recorded(weights_of)
@@ -420,12 +412,7 @@ def samples_of(
     """Return a sample for each call that a credit gives a worth, and the ledger's entries of the others.
 
     Args:
-        credit: The run's.
-        rollouts: Of a step.
         refused: The groups that are not admitted, see `agentrig.run.gate`: the credit does not see them.
-
-    Raises:
-        AgentrigError: See `agentrig.credit.worths_of_calls`.
     """
     samples, left_out = list[TrainSample](), list[Entry]()
     admitted = [rollout for rollout in rollouts if rollout.group not in refused]
@@ -453,9 +440,5 @@ def samples_of(
 
 
 def runnable(built: Algorithm | LoopAlgorithm) -> Algorithm:
-    """Return an algorithm with `run` and `serve`: `built` itself if it has them, else a `Loop` with its parts.
-
-    Args:
-        built: What `AlgorithmSpec.build` returned.
-    """
+    """Return an algorithm with `run` and `serve`: `built` itself if it has them, else a `Loop` with its parts."""
     return cast(Algorithm, built if hasattr(built, "run") else Loop(built))

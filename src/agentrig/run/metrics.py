@@ -91,7 +91,6 @@ def second_reward_figures(
     Args:
         rollouts: Those that did not fail.
         scores: Rollout id to the score of each second reward.
-        name: The second reward.
 
     Returns:
         `n`, how many it scored; `mean` of their values; `differs`, how many have another value than the reward's;

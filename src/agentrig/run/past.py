@@ -65,7 +65,6 @@ class Past:
     Attributes:
         checkpoint: The checkpoint to resume from; None if the run starts from the beginning.
         step: The checkpoint's step; 0 without one.
-        lines: The lines of `metrics.jsonl` up to that step.
         progress: The held-out measurements up to that step.
         measured: Number of rollouts that were only measured, by failure; `""` for those without a failure.
         warnings: What is lost or damaged.
@@ -258,8 +257,6 @@ def contradictions(
     A file that is gone or cannot be read is compared with nothing.
 
     Args:
-        run: The run directory.
-        progress: `progress.json`.
         summary: `summary.json`; empty without one.
         lines: Those of `metrics.jsonl` whose validation counts.
     """
@@ -331,7 +328,6 @@ def over_common(run: Path, step: int) -> tuple[dict[str, Any], str]:
     """Compare the held-out measurements before training and after a step over the tasks that both have.
 
     Args:
-        run: The run directory.
         step: The step of the last one.
 
     Returns:
@@ -403,12 +399,7 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def measurement_faults(held: dict[str, Any], keys: Sequence[str]) -> Iterator[str]:
-    """Take impossible measurements out of what `progress.json` or `summary.json` holds, and yield what is wrong.
-
-    Args:
-        held: What the file holds.
-        keys: Where it holds measurements.
-    """
+    """Take impossible measurements out of what `progress.json` or `summary.json` holds, and yield what is wrong."""
     for key in keys:
         found = held.get(key, {})
         if not isinstance(found, dict):
@@ -500,16 +491,7 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
 
 
 def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
-    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint.
-
-    Args:
-        there: The run's checkpoints.
-        progress: `progress.json`.
-        lines: Those of `metrics.jsonl` that hold a step.
-
-    Raises:
-        RunFileError: The folder cannot be read.
-    """
+    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint."""
     recorded = [name.removeprefix("step-") for name in mapping(progress.get(SAVED))]
     steps = [*there.steps(), *(int(step) for step in recorded if step.isdecimal())]
     return max([0, *steps, *(int(line["step"]) for line in lines)])
@@ -520,10 +502,6 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
 
     Args:
         there: The checkpoints of a run that nobody works in.
-        progress: The run's `progress.json`.
-
-    Raises:
-        RunFileError: The folder, or what `progress.json` says of it, is damaged.
     """
     checkpoint, _ = there.latest()
     newest = checkpoint.name if checkpoint else ""
@@ -534,11 +512,7 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
 
 
 def unwhole(there: Checkpoints) -> list[str]:
-    """Say which file of the latest checkpoint is missing or has another size; no content is read.
-
-    Raises:
-        RunFileError: The folder cannot be read.
-    """
+    """Say which file of the latest checkpoint is missing or has another size; no content is read."""
     checkpoint, _ = there.latest()
     try:
         if checkpoint:
@@ -563,9 +537,6 @@ def changed_files(
     What an earlier version wrote has no digests, and is not compared.
 
     Args:
-        run: The run directory.
-        lines: Those of `metrics.jsonl` that hold a step.
-        progress: `progress.json`.
         ended: The last step, if no files of further steps can be there; its line may be lost.
         running: Whether the run is at work: it removes a measurement after training of an earlier end itself.
         step: Only files that a run resumed from this step keeps; None for all.
@@ -602,12 +573,7 @@ def changed_files(
 
 
 def recorded_digests(lines: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of the files of rollouts and calls as the run wrote them, by their place in its directory.
-
-    Args:
-        lines: Those of `metrics.jsonl` that hold a step.
-        progress: `progress.json`.
-    """
+    """Return the SHA-256 of the files of rollouts and calls as the run wrote them, by their place in its directory."""
     found = {table_name(kind, line["step"]): digest for line in lines for kind, digest in _files(line)}
     return found | dict(_measured_files(progress))
 
@@ -661,7 +627,6 @@ def _listed(numbers: Sequence[int | str], total: int = 0, *, noun: str = "") -> 
     """Format a list of numbers or names, at most eight of them: `1, 2 and 5`, or `steps 1, 2 and 5` of a noun.
 
     Args:
-        numbers: The first of them, or all.
         total: How many there are, if there are more than given.
         noun: What they number; '' for nothing.
     """

@@ -42,9 +42,6 @@ def resume_plan(
     """Return the plan of a run directory, to resume the run.
 
     Args:
-        directory: The run directory.
-        overrides: `section.key=value`.
-        observers: Observers to use, in addition to those of the run.
         from_step: The step of the checkpoint to resume from; a run that has ended can then run again from there.
         script_file: The plugin file of the run of a script, which replaces that of the script's earlier process.
 
@@ -109,10 +106,6 @@ def _read(directory: Path, advice: str) -> tuple[Mapping[str, Any], Mapping[str,
     """Return what is in `config.toml` and in `manifest.json`, and the names of the run's reward and task set.
 
     `advice` says why none of these may be another one, and begins what to do.
-
-    Raises:
-        ConfigError: It is not a run directory, or its format is later than this version, or `config.toml` does not name
-            the reward and the task set that the run began with (manifest.json): it was edited.
     """
     file = directory / "config.toml"
     if not file.exists():

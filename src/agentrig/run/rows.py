@@ -39,7 +39,6 @@ def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, A
     """Return a rollout as a row of the Parquet files, without its task's private part.
 
     Args:
-        r: The rollout.
         second: The score of each second reward, by name.
     """
     calls, trained = r.trace.llm_calls(), {t.span_id for t in r.triplets}
@@ -143,12 +142,7 @@ def stored_rollouts(
 
     Args:
         folder: The run's folder `rollouts`.
-        size: How many at most.
-        pattern: Of the files' names.
         recorded: The SHA-256 of its files as the run wrote them (`agentrig.run.past.recorded_in`), if they are known.
-
-    Raises:
-        agentrig.errors.RunFileError: A file is damaged, or was changed since the run wrote it; the message says which.
     """
     import pyarrow.parquet as pq
 

@@ -42,10 +42,8 @@ def is_due(*, since_s: float, step_s: float, waited_s: float | None, write_s: fl
 
     Args:
         since_s: Seconds since the state of the last checkpoint was copied, or since the run's start.
-        step_s: Seconds that the last step took.
         waited_s: Seconds that the run waited for the last checkpoint; None before the first.
         write_s: Seconds that the last write took in the background.
-        busy: Whether that write is still under way.
         size: Bytes of a checkpoint; 0 if the learner does not say.
     """
     if 0 < size <= SMALL and (waited_s or 0.0) <= SMALL_S:
@@ -110,9 +108,6 @@ class Saving:
 
         Args:
             copy: Copies what is saved, and returns what writes the copy. The second is called in another thread.
-
-        Raises:
-            RunFileError: An earlier checkpoint could not be written.
         """
         start, before = time.perf_counter(), self._untold_s or 0.0
         self.settle()
@@ -129,11 +124,7 @@ class Saving:
         self._writing = in_background(timed, "checkpoint")
 
     def check(self) -> None:
-        """Raise what a write has raised; do not wait.
-
-        Raises:
-            RunFileError: The disk is full, or a file cannot be written.
-        """
+        """Raise what a write has raised; do not wait."""
         if self._writing is not None and self._writing.done():
             self.settle()
 
@@ -163,14 +154,10 @@ def check_room(folder: Path, *, size: int, writes: int, kept: int, resumed: bool
     """Compare what a run's checkpoints will take with what is free on their disk, before the first step.
 
     Args:
-        folder: The run's `checkpoints`.
         size: Bytes of one checkpoint.
         writes: How many the run will write, at most.
         kept: How many of these `keep_every` keeps for good.
         resumed: Whether the run goes on in its directory, with the model and the optimizer that it has.
-
-    Raises:
-        ConfigError: Not even one fits; the message says what to set.
     """
     free = shutil.disk_usage(folder if folder.is_dir() else folder.parent).free
     at_once = min(writes, 1 if Checkpoints(folder).steps() else 2)  # one is complete before the last one is removed

@@ -66,13 +66,8 @@ class RunSession:
     """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
 
     Args:
-        plan: The run's.
-        engine: Runs the agent, scores and adapts.
-        runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
-        hardware: What the algorithm runs on.
         tasks: Role to the tasks of its split: `train`, `validation`, `report`.
-        second: The rewards that are only logged, by name.
         credit: What the run's calls are worth; None to build the plan's.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
@@ -218,11 +213,7 @@ class RunSession:
     # --- what algorithms call ---------------------------------------------------------------------
 
     def plan_steps(self, steps: int) -> None:
-        """Notify the observers of the run's start and its number of steps.
-
-        Raises:
-            ConfigError: A resumed run already has more steps.
-        """
+        """Notify the observers of the run's start and its number of steps."""
         if self.first_step > steps + 1:
             raise ConfigError(
                 f"{self.directory} has {amount(self.first_step - 1, 'step')} already, and is to have {steps} in all"
@@ -356,17 +347,9 @@ class RunSession:
 
         Args:
             rollouts: All of a mode and step, or of one batch of a step.
-            mode: What they are for.
-            step: Their step.
-            sampling: The sampling fields of its calls.
-            wall_s: Seconds that they took.
-            expected: How many were asked for.
             learns: Whether the algorithm learns from triplets, without which no check asks for any; None for what its
                 spec says.
             waited_s: Seconds of this step in which the run waited for them; None for all that they took.
-
-        Raises:
-            RunStopped: See `agentrig.algorithms.Session.rollouts`.
         """
         learns = self._learns if learns is None else learns
         if mode == "train":
@@ -412,11 +395,7 @@ class RunSession:
         guards.check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode, expected=expected)
 
     def check_learned(self) -> None:
-        """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
-
-        Raises:
-            RunStopped: The message has examples.
-        """
+        """Stop a run at its end if it was too short for its guards, and all of its rewards were the same."""
         if self._judged and self._by_rewards and not self._guards.varied:
             guards.check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
@@ -768,10 +747,6 @@ class RolloutsAhead:
     """Training rollouts that run while the step before is learned; made by `RunSession.begin_rollouts`.
 
     Attributes:
-        session: The run's.
-        step: The step that learns from them.
-        sampling: The sampling fields of their calls.
-        expected: How many were asked for.
         running: The thread that runs them: returns them, and the seconds that they took.
         wall_s: These seconds, once the run has waited for them.
         waited_s: Of these, seconds that the run waited for them.

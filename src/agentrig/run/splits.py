@@ -39,9 +39,6 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
     """Load a split and check every row.
 
     Args:
-        tasks: The task set.
-        split: The split's name.
-        who: Whose they are, for messages.
         key: The setting that selected it, for the message.
 
     Raises:
@@ -70,18 +67,8 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
 def load_splits(tasks: Tasks, run: RunSettings, *, who: str) -> dict[str, tuple[str, Sequence[Task]]]:
     """Load the tasks of each role.
 
-    Args:
-        tasks: The task set.
-        run: Says which split has which role, and how many of its tasks are used.
-        who: Whose they are, for messages.
-
     Returns:
         Role to the split's name and its tasks; a role without a split has the name '' and no tasks.
-
-    Raises:
-        ConfigError: The task set has no such split, or there are no training tasks and it does not name the role
-            `train` among its `optional` ones.
-        PluginError: A row is not a valid `Task`.
     """
     read: dict[str, Sequence[Task]] = {}
     loaded = {}
@@ -103,10 +90,7 @@ def other_split(tasks: Tasks, empty: str, setting: str, *, who: str) -> str:
     """Return why a split is empty, if the task set knows, and the advice to name another one, or that all are empty.
 
     Args:
-        tasks: The task set.
         empty: The empty split; '' if none is named.
-        setting: What names a split.
-        who: Whose they are, for messages.
     """
     filled = []
     for split in tasks.splits:
@@ -132,9 +116,6 @@ def labelled(model: object) -> set[str]:
 
     Args:
         model: The setting `algorithm.model`: the directory of a warm-up, or a checkpoint of a run that began with one.
-
-    Raises:
-        RunFileError: A file that says so is damaged.
     """
     folder, found = Path(str(model)).expanduser(), set[str]()
     if folder.parent.name == "checkpoints":
@@ -167,8 +148,6 @@ def split_warnings(
     """Return warnings about splits that are empty or share tasks, and about validation on test data.
 
     Args:
-        splits: What `load_splits` returned.
-        tasks: The task set.
         run: The run's settings: a limit of tasks where there are none is told. None for no limits.
     """
     warnings = []
@@ -263,11 +242,7 @@ class _Unread(Exception):
 
 
 def _own(row: Any) -> Any:
-    """Return a plain task whose fields were read once, as plain dicts where they are mappings; or no task as it is.
-
-    Raises:
-        _Unread: A field cannot be read; the message names it.
-    """
+    """Return a plain task whose fields were read once, as plain dicts where they are mappings; or no task as it is."""
     if not isinstance(row, Task):
         return row
     values: dict[str, Any] = {}

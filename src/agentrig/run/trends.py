@@ -131,9 +131,7 @@ class Guards:
         """Return the guards after the steps of these lines of `metrics.jsonl`.
 
         Args:
-            lines: The lines.
             ended: The run had ended with them and is extended: what it counts in a row starts again.
-            demonstrated: See the attribute.
         """
         guards = cls(demonstrated=demonstrated)
         for line in lines:
@@ -176,10 +174,6 @@ class Guards:
     def check_signal(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
         """Check the rewards of the current step, before they are trained on.
 
-        Args:
-            rollouts: All rollouts of the step so far.
-            step: The training step.
-
         Returns:
             Whether the tasks are solved with this step.
 
@@ -206,11 +200,7 @@ class Guards:
         return self.varied and correct and self.all_correct + 1 >= SOLVED
 
     def check(self, line: Mapping[str, Any]) -> None:
-        """Stop when the updates of the latest steps changed nothing or diverged.
-
-        Raises:
-            RunStopped: The message says what was observed and what to change.
-        """
+        """Stop when the updates of the latest steps changed nothing or diverged."""
         step, figures = line["step"], line["algorithm"]
         change = figures.get("weight_change", 1.0)
         found = ", ".join(_not_finite(figures))

@@ -65,8 +65,6 @@ def run_agent(agent: Agent, job: Job, loop: RunnerLoop | None = None) -> Result:
     """Run one rollout in this thread; exceptions become typed failures.
 
     Args:
-        agent: What `AgentSpec.build` returned.
-        job: The rollout.
         loop: The loop of an `async` agent. All its rollouts in a process share one loop,
             because a client is bound to the loop of its first call. None for a new loop.
     """
@@ -147,9 +145,6 @@ def _failed(error: BaseException, job: Job, told: str = "", blocked: str = "") -
     """Return the outcome of a rollout whose agent raised an exception.
 
     Args:
-        error: The exception.
-        job: The rollout.
-        told: Is added to its message.
         blocked: Is added to that of a timeout, which then is no failure of the model's server.
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
@@ -218,9 +213,6 @@ def packed(
     """Run a rollout and return its `Result`, packed. An error is one, so that no rollout waits for its deadline.
 
     Args:
-        agent: As in `run_agent`, and so are the next two.
-        job: The rollout.
-        loop: The event loop.
         shared: Compares what the rollouts of this process share; what this one has changed is put back.
 
     Raises:

@@ -47,7 +47,6 @@ class Versions:
         """Return the versions that a step allows.
 
         Args:
-            version: What the server has.
             step: The training step that learns from the rollouts. Its update begins with the weights of `step - 1`.
             max_staleness: How many versions the rollouts may be behind these.
 
@@ -83,10 +82,6 @@ class RolloutEngine:
     """Runs an agent on tasks, scores the outcomes, adapts the traces.
 
     Args:
-        runtime: Runs the agent.
-        scorer: The reward.
-        adapter: Converts a trace to triplets.
-        on_rollout: Called with every finished rollout.
         whole_rows: Whether the agent gets whole rows, with their gold (`AgentSpec.whole_rows`).
         prompts: The agent's prompts, name to template.
 

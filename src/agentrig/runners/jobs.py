@@ -15,10 +15,6 @@ class AgentPlan:
     """How a runner process builds its agent: by name, so that only plain values are sent.
 
     Attributes:
-        name: The agent's name.
-        config: Its settings.
-        files: Plugin files to load.
-        block: Plugins not to load.
         environment: Names or patterns of the variables that the agent gets beside `agentrig.processes.confine.BASE`.
     """
 
@@ -29,11 +25,7 @@ class AgentPlan:
     environment: Sequence[str] = ()
 
     def build(self) -> Agent:
-        """Load the plugins and build the agent.
-
-        Raises:
-            agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
-        """
+        """Load the plugins and build the agent."""
         from agentrig.plugins.building import built
 
         _, component, config = self._found("agent")

@@ -104,9 +104,6 @@ def _called(reward: Callable[..., Any], *given: Any, budget_s: float, items: int
     """Return what a reward returns. A coroutine, which nobody awaits, is closed: Python would warn of it.
 
     Only this call counts toward the budget: the copies that it gets, and the check of what it returns, do not.
-
-    Raises:
-        Late: It took more than its budget and the grace.
     """
     begun = monotonic()
     try:
@@ -127,9 +124,6 @@ def _sound(score: Any) -> Score:
 
     Its fields may have been changed since it was made, or change whenever they are read. Its names and details become
     JSON values, and its numbers plain ones, so that it counts the same in this process and in another one.
-
-    Raises:
-        ValueError: A field has a value that no score has.
     """
     if not isinstance(score, Score):
         return _no_score(score)

@@ -10,8 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -81,7 +80,6 @@ class Worker:
         ready: Whether it has built its agent.
         asked: When it was asked to answer, because a rollout is late; 0 if it was not.
         answers: Whether it has answered since.
-        jobs: Its jobs with their start times.
         given: How many jobs it has been given since it started.
         blocked: When the event loop of its async rollouts was last seen to be blocked, and where.
     """
@@ -110,26 +108,25 @@ class BasePool(abc.ABC, Generic[W]):
     A subclass defines how its runners are started, given a job, waited for and killed.
 
     Args:
-        plan: The agent.
-        n: Runners.
         threads: Concurrent rollouts in each runner.
         deadline_s: Time limit of a rollout in seconds. If a rollout exceeds it, its runner is killed and the
             rollout fails with `deadline`; the other rollouts of that runner are restarted.
         retries: How often a rollout is restarted when its runner died; after that it fails with `runner-died`.
-
-    Raises:
-        AgentrigError: This machine lets no runner work; see `check_machine`.
 
     Attributes:
         replaced: How many runners were replaced.
         built: Set once a runner has built the agent.
         builds: What its runners build, for messages.
         runs: What its runners are called in messages: one, and several of them.
+        process: What the process of a runner is called in the message of a rollout.
+        title: What a runner is called in log lines, before its process id.
         cure: How to see why one dies, or hangs, before it has built that.
     """
 
     builds = "agent"
     runs = ("runner", "runners")
+    process = "the runner process"
+    title = "runner"
     cure = "run `agentrig dev` with runners.n=1"
 
     def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
@@ -271,13 +268,13 @@ class BasePool(abc.ABC, Generic[W]):
         self._lost.pop(result.id, None)
         return [result]
 
-    def _remove_dead(self, worker: W, early: str, died: Callable[[int], str]) -> list[Result]:
+    def _remove_dead(self, worker: W, early: str, died: str, why: str = "") -> list[Result]:
         """Remove a runner that died; restart its rollouts, or return them as failures if they have no retries left.
 
         Args:
-            worker: The runner.
             early: Added to the error if too many runners died before they had built the agent.
-            died: Returns the failure's message for the number of times that a rollout was lost.
+            died: Begins the failure's message, before the number of times that a rollout was lost.
+            why: Ends it.
         """
         self._workers.remove(worker)
         self.replaced += 1
@@ -291,7 +288,8 @@ class BasePool(abc.ABC, Generic[W]):
         suspects = f"; {beside + 1} rollouts were under way in it, and which of them did it is not known"
         for job, started in worker.jobs.values():
             if times := self._lose(worker, job):
-                failed.append(job.failed("runner-died", died(times) + (suspects if beside else ""), started))
+                said = f"{died}{counted(times)}{why}{suspects if beside else ''}"
+                failed.append(job.failed("runner-died", said, started))
         return failed
 
     def _remove_late(self, worker: W, overdue: Sequence[str], held: bool) -> list[Result]:
@@ -315,8 +313,6 @@ class BasePool(abc.ABC, Generic[W]):
         """Queue a job again that a runner has lost; return how often it was lost if it fails instead, else 0.
 
         Args:
-            worker: The runner.
-            job: The job.
             late: Whether it ran past its deadline.
         """
         self._lost[job.id] = self._lost.get(job.id, 0) + 1
@@ -328,14 +324,6 @@ class BasePool(abc.ABC, Generic[W]):
     def _runs_again(self, worker: W, job: Job, *, late: bool) -> bool:
         """Whether a job that a runner has lost, see `_lose`, is run once more."""
         return not late and self._lost[job.id] <= self.retries
-
-    def _process(self) -> str:
-        """Return what the process of a runner is called in the message of a rollout."""
-        return "the runner process"
-
-    def _stopped_words(self, why: str, times: int) -> str:
-        """Say what has become of a rollout in a runner that `_stopped` tells of."""
-        return f"{self._process()} {why}{counted(times)}"
 
     def _late_words(self, worker: W, jobs: Sequence[Job]) -> str:
         """Say that a runner is killed, because these jobs of it ran too long."""
@@ -405,7 +393,7 @@ class BasePool(abc.ABC, Generic[W]):
                 stopped = f"could run nothing, because {place} blocked its event loop"
             self._kill(worker)
             if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
-                failed += self._remove_dead(worker, "", partial(self._stopped_words, stopped))
+                failed += self._remove_dead(worker, "", f"{self.process} {stopped}")
                 rollouts = amount(len(worker.jobs), "rollout")
                 log.warning("%s with %s is killed: it %s", worker.title, rollouts, stopped)
                 continue

@@ -37,7 +37,7 @@ from agentrig.processes.put_back import lasting, note_shared, restored
 from agentrig.processes.scratch import remove_left
 from agentrig.processes.shared import CURE, InterpreterChanged, Shared, SharedByRollouts
 from agentrig.runners.loops import RunnerLoop
-from agentrig.runners.pools import BasePool, Worker, counted
+from agentrig.runners.pools import BasePool, Worker
 from agentrig.text import MESSAGE_LIMIT, cut, storable, words_of
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,6 @@ class Pool(BasePool[ProcessWorker]):
 
     Args:
         plan: The agent; like the limits, as in `BasePool`.
-        n: Processes.
         preload: Modules to import once, in the process that the runners are forked from.
         environment: Variables to set in the runners before the agent is built, in addition to those of `plan`.
     """
@@ -236,10 +235,7 @@ class Pool(BasePool[ProcessWorker]):
         mark = uuid.uuid4().hex
         name = ConfinedName(self._plan.environment, {**self._environment, MARK: mark}, self._absent)
         ours, process = start_process(self._context, worker_main, self._plan, self._threads, self.builds, name=name)
-        return ProcessWorker(process, ours, mark, title=self._title(process.pid))
-
-    def _title(self, pid: int) -> str:
-        return f"runner {pid}"
+        return ProcessWorker(process, ours, mark, title=f"{self.title} {process.pid}")
 
     def _kill(self, worker: ProcessWorker) -> None:
         self._end([worker])
@@ -315,15 +311,10 @@ class Pool(BasePool[ProcessWorker]):
         return results
 
     def _handle(self, worker: ProcessWorker, line: bytes) -> list[Result]:
-        """Handle a line of a runner.
-
-        Raises:
-            AgentrigError: The runner cannot build the agent.
-            ValueError: It is no line of a runner.
-        """
+        """Handle a line of a runner."""
         what, _, value = line.partition(b" ")
         if what == b"ready" and value.isdigit() and not worker.ready:
-            worker.pid, worker.title = int(value), self._title(int(value))
+            worker.pid, worker.title = int(value), f"{self.title} {int(value)}"
             self._built(worker)
             return []
         if what == b"failed" and not worker.ready:
@@ -370,7 +361,8 @@ class Pool(BasePool[ProcessWorker]):
         failed = self._remove_dead(
             worker,
             early=f" {code}{ended if (worker.process.exitcode or 0) > 0 else died}",
-            died=lambda times: f"{self._process()} died {code}{counted(times)}{refused}",
+            died=f"{self.process} died {code}",
+            why=refused,
         )
         log.warning("%s", self._died_words(worker, code, len(failed)))
         return failed

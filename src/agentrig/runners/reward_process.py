@@ -41,12 +41,7 @@ HELD = "; native code, or a regular expression, held Python's interpreter: give 
 
 
 class RewardWorker:
-    """Runs the reward in a runner process; the runner calls it like an agent.
-
-    Args:
-        reward: What `RewardSpec.build` returned.
-        budget_s: Seconds for one outcome.
-    """
+    """Runs the reward in a runner process; the runner calls it like an agent."""
 
     records_itself = True
 
@@ -80,21 +75,13 @@ class RewardWorker:
 
 @attrs.frozen(kw_only=True)
 class RewardPlan(AgentPlan):
-    """How a process builds the run's reward. A job's input is a list of a task, an outcome and, if it sees it, a trace.
-
-    Attributes:
-        budget_s: Seconds for one outcome.
-    """
+    """How a process builds the run's reward. A job's input is a list: task, outcome and, if it sees it, the trace."""
 
     environment: Sequence[str] = ("*",)
     budget_s: float
 
     def build(self) -> Agent:
-        """Load the plugins and build the reward.
-
-        Raises:
-            agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
-        """
+        """Load the plugins and build the reward."""
         from agentrig.plugins import composing
 
         registry, component, config = self._found("reward")
@@ -107,14 +94,11 @@ class RewardPool(Pool):
     Which outcome did it is known only if that process has judged nothing else: what was judged beside it, or before it,
     may have stopped the process, kept its interpreter or taken its messages. So an outcome that was lost gets a new
     process for itself, and its score is `invalid` if it is lost there too.
-
-    Args:
-        plan: How the reward is built.
-        threads: How many outcomes are judged at once.
     """
 
     builds = "reward"
     runs = ("process", "processes")
+    process = title = "the reward's process"
     cure = "call its `build` in a Python shell"
 
     def __init__(self, plan: RewardPlan, *, threads: int) -> None:
@@ -127,12 +111,8 @@ class RewardPool(Pool):
         """Judge outcomes.
 
         Args:
-            items: Outcomes, as the reward gets them.
             together: Whether one call gets all of them; if it gives no scores, each is judged by a call of its own.
             closed: Ends this call once it is set.
-
-        Raises:
-            AgentrigError: The reward cannot be built in its process, or `closed` is set.
         """
         closed = closed or threading.Event()
         if together and len(items) > 1:
@@ -205,18 +185,12 @@ class RewardPool(Pool):
     def _beside(self, worker: Worker) -> bool:
         return worker.given > 1
 
-    def _process(self) -> str:
-        return "the reward's process"
-
-    def _title(self, pid: int) -> str:
-        return f"{self._process()} {pid}"
-
     def _deadline_words(self, held: bool) -> str:
         return late_words(self._budget_s) + (HELD if held else "")
 
     def _late_words(self, worker: Worker, jobs: Sequence[Job]) -> str:
         return (
-            f"{self._process()} is killed: {_tasks(jobs)} ran past the budget of {self._budget_s:g} s "
+            f"{self.process} is killed: {_tasks(jobs)} ran past the budget of {self._budget_s:g} s "
             "(run.reward_budget_s)"
             + ("; each is judged again alone" if worker.given > 1 or any(len(job.input) > 1 for job in jobs) else "")
         )
@@ -239,15 +213,7 @@ def _tasks(jobs: Sequence[Job]) -> str:
 
 
 def scores_of(outcome: Outcome, count: int) -> list[Score]:
-    """Read the scores that the reward's process sent; nothing in them is trusted.
-
-    Args:
-        outcome: Of the process's job.
-        count: How many scores it must have.
-
-    Raises:
-        NoScores: There are none.
-    """
+    """Read the scores that the reward's process sent; nothing in them is trusted."""
     if outcome.failure == "deadline":
         raise NoScores(outcome.message)
     if outcome.failure is not None:

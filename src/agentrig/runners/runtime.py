@@ -142,11 +142,7 @@ class Runtime:
             results.put(error)
 
     def wait_for_agent(self) -> None:
-        """Wait until a runner has built the agent; the pool has its own time limit.
-
-        Raises:
-            AgentrigError: It cannot be built, or the run was interrupted.
-        """
+        """Wait until a runner has built the agent; the pool has its own time limit."""
         while self.pool.n and not self.pool.built.wait(0.05):
             if self._no_more is not None:
                 raise self._no_more

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +13,6 @@ from typing import Any
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
 from agentrig.processes.replaced import left_alone
-from agentrig.processes.shared import current_folder
 from agentrig.rewards import Reward, Score
 from agentrig.runners.judging import CURE, GRACE_S, Late, NoScores, alone_words, late_words, score_many, score_one
 from agentrig.runners.reward_process import RewardPlan, RewardPool
@@ -28,6 +26,10 @@ NO_ANSWER = Score.invalid(
     "have an answer (lightning.agent(answer=...))"
 )
 """The score of an outcome with an own reward and nothing else."""
+
+
+Judged = tuple[list[Score] | None, str]
+"""The scores of a call of the reward, or None and why there are none."""
 
 
 class Scorer:
@@ -68,15 +70,9 @@ class Scorer:
         self._own = bool(getattr(reward, "takes_own_reward", False))
         self._batches = getattr(reward, "score_many", None) is not None
         self._sees_trace = sees_trace
-        self._folder = current_folder()
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
-        """Score a batch; returns a score for each item, in their order.
-
-        Raises:
-            AgentrigError: The reward cannot be built in its process.
-            PluginError: In threads, the reward replaced functions of Python that this process uses.
-        """
+        """Score a batch; returns a score for each item, in their order."""
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {
             i: item  # a plain agent that answers None is judged too
@@ -92,11 +88,8 @@ class Scorer:
             return []
         if self._plan is not None:
             return self._in_process(items, self._plan)
-        with left_alone("the reward", CURE, folder=self._folder):
-            if self._batches:
-                return self._batch(items)
-            reward: Any = self._reward
-            return self._each(items, partial(score_one, reward))
+        with left_alone("the reward", CURE):
+            return self._in_threads(items)
 
     def _in_process(self, items: Sequence[tuple[Any, ...]], plan: RewardPlan) -> list[Score]:
         with self._lock:
@@ -116,98 +109,68 @@ class Scorer:
                 self._pool.close()
                 self._pool = None
 
-    def _each(self, items: Sequence[tuple[Any, ...]], judge: Callable[[tuple[Any, ...], float], Score]) -> list[Score]:
-        """Judge in threads, one outcome in each at a time."""
-        scores: list[Score | None] = [None] * len(items)
+    def _in_threads(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+        """Judge a batch by one call of `score_many`; where there is none, or it gives no scores, one by one."""
+        reward: Any = self._reward
+
+        def judged(few: Sequence[tuple[Any, ...]]) -> list[Score]:
+            if self._batches:
+                return score_many(reward.score_many, few, self._budget_s)
+            return [score_one(reward, few[0], self._budget_s)]
+
+        if self._batches and len(items) > 1:
+            ((found, why),) = self._called([lambda: judged(items)], self._budget_s * len(items) + GRACE_S)
+            if found is not None:
+                return found
+            self.batch_fault = why
+            log.debug("%s", alone_words(len(items), why))
+        alone = self._called([partial(judged, [item]) for item in items], self._budget_s + GRACE_S)
+        return [found[0] if found is not None else Score.invalid(why) for found, why in alone]
+
+    def _called(self, calls: Sequence[Callable[[], list[Score]]], limit_s: float) -> list[Judged]:
+        """Call in threads; return what each call returned, or None and why: one that takes longer is interrupted."""
+        found: dict[int, Judged] = {}
         started: dict[int, tuple[float, threading.Thread]] = {}
-        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for i in range(len(items)):
-            todo.put(i)
-        limit, ending = self._budget_s + GRACE_S, threading.Lock()
+        todo, ending = iter(range(len(calls))), threading.Lock()
 
         def work() -> None:
             while True:
-                try:
-                    i = todo.get_nowait()
-                except queue.Empty:
+                with ending:
+                    i = next(todo, None)
+                if i is None:
                     return
                 started[i] = monotonic(), threading.current_thread()
+                scores, why = None, ""
                 try:
-                    score = judge(items[i], self._budget_s)
-                except Late:
-                    score = late(self._budget_s)
+                    scores = calls[i]()
+                except (NoScores, Late) as error:
+                    why = str(error)
                 with ending:
-                    if scores[i] is not None:
+                    if i in found:
                         return  # too late, and this thread may be interrupted
-                    scores[i] = score
+                    found[i] = scores, why
 
-        workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
-        while any(s is None for s in scores):
+        def thread() -> threading.Thread:
+            made = threading.Thread(target=work, name="reward", daemon=True)
+            made.start()
+            return made
+
+        workers = [thread() for _ in range(min(self._threads, len(calls)))]
+        while len(found) < len(calls):
             for worker in workers:
                 worker.join(0.01)
             for i, (start, worker) in list(started.items()):
                 with ending:
-                    if scores[i] is None and monotonic() - start > limit:
-                        scores[i] = late(self._budget_s)
+                    if i not in found and monotonic() - start > limit_s:
+                        found[i] = None, late_words(self._budget_s)
                         _interrupt(worker)
-                        workers.append(self._thread(work))  # goes on without it
-        return [s for s in scores if s is not None]
-
-    def _batch(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
-        """Judge in a thread, by one call of `score_many`; if it gives no scores, each outcome by a call of its own."""
-        reward: Any = self._reward
-
-        def alone(item: tuple[Any, ...], budget_s: float) -> Score:
-            return score_many(reward.score_many, [item], budget_s)[0]
-
-        if len(items) > 1:
-            try:
-                return self._at_once(items)
-            except NoScores as error:
-                self.batch_fault = str(error)
-                log.debug("%s", alone_words(len(items), self.batch_fault))
-        return self._each(items, alone)
-
-    def _at_once(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
-        """Judge by one call of `score_many` in a thread.
-
-        Raises:
-            NoScores: It gave none, or took too long.
-        """
-        found: list[Score] = []
-        faults: list[Exception] = []
-        reward: Any = self._reward
-
-        def work() -> None:
-            try:
-                found.extend(score_many(reward.score_many, items, self._budget_s))
-            except (NoScores, Late) as error:
-                faults.append(error)
-
-        worker = self._thread(work)
-        worker.join(self._budget_s * len(items) + GRACE_S)
-        if worker.is_alive():
-            _interrupt(worker)
-            faults.append(Late(late_words(self._budget_s)))
-        if faults:
-            raise NoScores(str(faults[0]))
-        return found
-
-    @staticmethod
-    def _thread(work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=work, name="reward", daemon=True)
-        thread.start()
-        return thread
+                        workers.append(thread())  # goes on without it
+        return [found[i] for i in range(len(calls))]
 
 
 def _interrupt(worker: threading.Thread) -> None:
     """End a thread that does not end by itself, if it runs Python."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
-
-
-def late(budget_s: float) -> Score:
-    """Return the score of an outcome whose judging took too long, whether or not a value came back."""
-    return Score.invalid(late_words(budget_s))
 
 
 def _of_calls(score: Score, trace: Trace | None = None) -> Score:

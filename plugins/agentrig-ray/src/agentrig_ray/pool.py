@@ -23,7 +23,7 @@ from agentrig.errors import AgentrigError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import declared, withheld
 from agentrig.processes.families import MARK
-from agentrig.runners.pools import READY_S, BasePool, Worker, counted
+from agentrig.runners.pools import READY_S, BasePool, Worker
 from agentrig_ray import cluster
 from agentrig_ray.actor import Place, Runner
 
@@ -226,9 +226,7 @@ class RayPool(BasePool[Actor]):
             self._nodes_lost[job_id] += 1
             if self._nodes_lost[job_id] <= NODES_LOST:
                 spared.append(actor.jobs.pop(job_id)[0].again())
-        failed = self._remove_dead(
-            actor, early=f": {error}", died=lambda times: f"the runner died{counted(times)}: {reason}"
-        )
+        failed = self._remove_dead(actor, early=f": {error}", died="the runner died", why=f": {reason}")
         self._waiting.extendleft(spared)
         again = len(actor.jobs) - len(failed) + len(spared)
         how = "was lost with its node" if left else "died"
