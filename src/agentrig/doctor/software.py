@@ -21,7 +21,6 @@ class Unmet:
 
     Attributes:
         chain: Distributions from a root to the one that has the requirement; each requires the next.
-        requirement: The requirement.
         version: The installed version; None when it is missing.
     """
 

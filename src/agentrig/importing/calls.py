@@ -21,13 +21,7 @@ Found = tuple[str, "dict[str, Any] | Unfit"]
 
 
 def rollout_fault(*, mode: Any, failure: str | None, incorrect: bool) -> Unfit | None:
-    """Return why no call of a rollout may be learned, or None.
-
-    Args:
-        mode: Of a rollout of agentrig; None for any other.
-        failure: How it failed, or None.
-        incorrect: Whether it was judged so, and no least reward is asked for.
-    """
+    """Return why no call of a rollout may be learned, or None; `mode` is that of a rollout of agentrig."""
     if mode in ("validation", "report"):
         return Unfit("its rollout measures on held-out tasks")
     if failure is not None:

@@ -38,9 +38,7 @@ class Event:
     """An event of a span, or a log record.
 
     Attributes:
-        name: Its name.
         time: Unix time in nanoseconds.
-        values: Its attributes.
         body: What a message's event says.
     """
 
@@ -56,9 +54,6 @@ class Recorded:
 
     Attributes:
         place: Where it was found, for messages.
-        trace: The trace's id.
-        values: Its attributes.
-        events: Its events, in their order.
         root: Whether it has no parent.
         error: What went wrong, or None.
     """
@@ -141,8 +136,7 @@ class Spans:
     def calls(self, *, judged: bool) -> Iterator[Found]:
         """Yield the calls of models among all that was added, in its order, and what is malformed; to be called once.
 
-        Args:
-            judged: Whether calls that an evaluation labels as wrong are left out.
+        If they are `judged`, calls that an evaluation labels as wrong are left out.
         """
         yield from self._malformed
         for key, logs in self._logs.items():

@@ -50,12 +50,7 @@ class ExportError(Exception):
 
 
 class Exporter:
-    """Sends spans to a collector.
-
-    Args:
-        url: Its OTLP/HTTP address.
-        timeout_s: Seconds for one request, with its retries.
-    """
+    """Sends spans to a collector; `timeout_s` is for one request, with its retries."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         with extra("otlp", "a collector needs OpenTelemetry's exporter"):

@@ -47,10 +47,8 @@ class Trial:
     """One rollout, scored and adapted.
 
     Attributes:
-        play: The rollout.
         said: What the scripted model says: `gold` (right replies), `nonsense` or `script`; `model` for a real one.
         score: None for a rollout that failed.
-        triplets: What would be trained.
     """
 
     play: Play
@@ -69,8 +67,6 @@ class PlaySubject(AgentSubject):
     """An agent with its tasks, its reward and an adapter; `AgentSubject` has the other options.
 
     Attributes:
-        reward: The reward.
-        adapter: The adapter.
         endpoint: A real model's server; None for the scripted one.
         step: Rollouts of a step of the recipe that uses the agent; None without one.
     """

@@ -159,13 +159,7 @@ class RewardSubject(TriedSubject):
     def scores(
         self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1, late: bool = False
     ) -> list[Score]:
-        """Score answers one by one, as a run does, each within its budget.
-
-        Args:
-            items: Tasks and answers.
-            reward: Another one than the subject's.
-            threads: How many are scored at once.
-            late: Whether to return scores of answers that took too long; they are `invalid` and say so.
+        """Score answers one by one, as a run does, each within its budget; with `late`, those too that took longer.
 
         Raises:
             CheckSkipped: One ran past its budget, which is another check's matter.

@@ -40,10 +40,7 @@ class Reply:
 
     Attributes:
         prompt: The prompt's token ids, as the server states them.
-        tokens: The sampled ones.
         logprobs: Of each.
-        text: The message.
-        finish: Why it ended.
         version: `system_fingerprint`.
     """
 

@@ -34,12 +34,7 @@ COLUMNS = (
 
 @attrs.frozen
 class Plot:
-    """A plot of the report; a notebook shows it.
-
-    Attributes:
-        name: Its name.
-        png: The picture.
-    """
+    """A plot of the report; a notebook shows it."""
 
     name: str
     png: bytes = attrs.field(repr=False)
@@ -63,13 +58,6 @@ class LoadedRun:
     """A run directory, read when it is asked for; `load_run` makes it.
 
     It reads only. What is missing or damaged is left out, and `missing` lists it. Frames are pandas DataFrames.
-
-    Args:
-        path: The run directory.
-
-    Attributes:
-        path: The run directory.
-        data: What `agentrig.view.reading.read_run` returned.
     """
 
     def __init__(self, path: Path) -> None:

@@ -27,12 +27,6 @@ PLOTS = ("accuracy", "reward", "time", "response tokens")
 def render(runs: Sequence[RunData], *, gold: bool = False, prices: Prices | None = None, each: bool = False) -> str:
     """Return the page of one run, or of several that it compares: one file, without scripts.
 
-    Args:
-        runs: At least one.
-        gold: Whether the rollouts are shown with the private part of their tasks.
-        prices: For several runs: what tokens and machines cost.
-        each: For several runs: give those that differ only in their seed a line each.
-
     Raises:
         ConfigError: A run is named twice.
     """
@@ -71,13 +65,9 @@ def view(
     at: str = "",
     drawn: Sequence[Plot] = (),
 ) -> dict[str, Any]:
-    """Return what the templates show of a run.
+    """Return what the templates show of a run; `at` begins its anchors, for a page with several runs.
 
-    Args:
-        run: The run.
-        whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
-        at: The beginning of its anchors, for a page with several runs.
-        drawn: Its curves.
+    Not `whole`: its rollouts, which take seconds if they are many, are not read, and there are no examples.
     """
     ends = before_and_after(run, whole=whole)
     failed = [tables.failures(run)] if whole else []
@@ -112,10 +102,6 @@ def view(
 
 def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     """Return what the templates show of both ends of training, and of where rewards disagree.
-
-    Args:
-        run: The run.
-        whole: Whether to show tasks and tables too, for which whole rollouts are read.
 
     Returns:
         The held-out `accuracy` and `reward`, `chance`, in words, whether the gain may be chance, and more; `chance` is

@@ -87,8 +87,6 @@ class Plot:
     """What a plot shows.
 
     Attributes:
-        name: Its title.
-        lines: Its lines; there is at least one.
         unit: Written behind the values, such as `%`.
         from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
@@ -273,7 +271,6 @@ class Pen:
     """Makes the lines of a run.
 
     Attributes:
-        run: The run.
         own: Its colour beside other runs, where its name is the label of its lines; None if it is alone.
         place: Which of the runs it is, from 0.
     """
@@ -354,11 +351,6 @@ def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: fl
     """Return a line for each part with a larger share than the least; `other`, the rest, is grey.
 
     Parts beyond the number of colours have dashed lines.
-
-    Args:
-        pen: Of the run.
-        found: Each step, and its parts.
-        least: The share.
     """
     steps, values = [step for step, _ in found], dict[str, list[float]]()
     for part in figures.in_order({part for _, parts in found for part in parts}):

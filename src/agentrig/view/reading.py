@@ -65,9 +65,6 @@ class RolloutFile:
     """One Parquet file of `rollouts/`: all rollouts of a mode and step.
 
     Attributes:
-        mode: Their mode.
-        step: Their step.
-        path: Where it is.
         recorded: Its SHA-256 as the run wrote it; None if that is not known.
         damage: Why it cannot be read, one sentence each; it grows as it is read.
     """
@@ -110,16 +107,12 @@ class RunData:
     """The content of a run directory.
 
     Attributes:
-        directory: The run directory.
         config: `config.toml`, section to keys.
-        config_text: The text of that file.
-        manifest: `manifest.json`.
         steps: The lines of `metrics.jsonl` in order of their step, without figures that no run can have; for a step
             that ran twice (in a resumed run) the later line.
         summary: `summary.json`; empty until the run has ended.
         progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
         error: `error.json`: the error that ended the run; empty without one. A resumed run removes it.
-        files: The rollout files, by mode and step.
         unread: What is missing or cannot be read, one sentence each, without what `missing` adds.
         running: Whether a process holds the run's lock, and has not written how the run ended.
         resuming: Whether it is at work, and has ended no step yet after an earlier part: that one's end still holds.
@@ -238,11 +231,7 @@ def no_run(path: Path) -> str:
 
 
 def read_run(directory: Path, seen: Seen | None = None) -> RunData:
-    """Read a run directory without its rollouts.
-
-    Args:
-        directory: The run directory.
-        seen: What was read of its rollouts before.
+    """Read a run directory without its rollouts; `seen` is what was read of these before.
 
     Raises:
         AgentrigError: There is no such directory, or nothing in it that a run writes, or its format is of a later

@@ -174,11 +174,9 @@ def text_of(shown: tables.Table, *, width: int | None = None) -> str:
 
 
 def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> tables.Table:
-    """Return the results of runs as a table with a column for each of them.
+    """Return the results of runs, rows of `row_of`, as a table with a column for each of them.
 
-    Args:
-        rows: What `row_of` returned of each run, and with it what `tables.held_out` did, or nothing of that.
-        most: Classes of a slice to show: those with most tasks.
+    With what `tables.held_out` returned, it has the `most` largest classes of each slice, too.
     """
     ends, classes = ("before_ci95", "after_ci95"), list(parts([row for row in rows if "slices" in row], most))
     lines: list[list[str]] = []
@@ -202,12 +200,7 @@ def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> ta
 
 
 def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent.
-
-    Args:
-        rows: What `tables.held_out` returned of each run.
-        most: Classes of a slice to show: those with most tasks.
-    """
+    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent."""
 
     def arrow(before: float | None, after: float | None) -> str:
         return NOTHING if before is after is None else f"{percent(before)} → {percent(after)}"

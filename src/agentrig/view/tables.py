@@ -46,11 +46,9 @@ class Table:
     """One table; it is shown if it has rows or a note that stands for them.
 
     Attributes:
-        title: Its title.
         heads: Its columns: the heading, and how they are set: `n` for numbers, `name` for one line, `lines`,
             `wide`, `head` for what a row is of, `run` for figures of a run with its colour, or ''.
         rows: Its cells, as text.
-        note: What to know of it.
         narrow: Whether it fits beside others.
         more: Whether few need it, so that a page folds it.
     """
@@ -64,12 +62,7 @@ class Table:
 
 
 def tables(run: RunData, of_rollouts: Sequence[Table] = ()) -> list[Table]:
-    """Return the tables that a run has something for.
-
-    Args:
-        run: The run.
-        of_rollouts: Those that take reading its rollouts.
-    """
+    """Return the tables that a run has something for, after those that take reading its rollouts."""
     found = [*of_rollouts, _nodes(run), _calls(run), _algorithm(run), _parts(run), _second(run)]
     return [table for table in found if table.rows or table in of_rollouts]
 
@@ -119,11 +112,7 @@ def held_out(run: RunData) -> dict[str, Any]:
 
 
 def slices(found: Mapping[str, Any]) -> list[Table]:
-    """Return the held-out accuracy before and after by each slice of the tasks, by turn, and wrong answers.
-
-    Args:
-        found: What `held_out` returned.
-    """
+    """Return the held-out accuracy before and after by each slice of the tasks, by turn, and wrong answers."""
     measured = [end for end in ENDS if found["scored"].get(end)]
     by_turn, wrong = ({end: found[key][end] for end in measured} for key in ("by_turn", "wrong"))
     ends, every = {end.capitalize(): "n" for end in measured}, []

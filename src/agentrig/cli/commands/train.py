@@ -125,9 +125,7 @@ def page_of(folder: Path, *, stays: bool) -> Iterator[None]:
 
     It prints its link to standard error, so that `--json` keeps standard output for itself.
 
-    Args:
-        folder: The folder.
-        stays: Whether the page is served on after a run that ended well, until Ctrl-C.
+    If it `stays`, it is served on after a run that ended well, until Ctrl-C.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "agentrig", "watch", str(folder), "--with-input"]

@@ -40,13 +40,10 @@ class StepFacts:
     """Counts of a step's training rollouts.
 
     Attributes:
-        step: The step.
-        rollouts: All of them.
         failures: How many failed, by kind.
         reasons_of_failures: How many failed for each reason: see `failure_reason`.
         examples: A message of each of these reasons.
         overlong: Of the failed ones, those whose message says that a prompt was longer than the model's context.
-        scored: Those with a reward.
         right: Of these, the correct ones.
         silent: Scored ones without a call to the model.
         untrained: Scored ones with calls, but without a trained one.
@@ -68,7 +65,6 @@ class StepFacts:
         stuck: The task of each group of `same_wrong`.
         alive: Tasks with a correct rollout, or unlike rewards in a group.
         tried: Tasks with a scored rollout.
-        solved: Tasks with a correct rollout.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
     """

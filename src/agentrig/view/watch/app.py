@@ -404,17 +404,7 @@ class Pages:
         status: int = 200,
         **values: Any,
     ) -> Response:
-        """Render a page, or for a page that is open already its changing part.
-
-        Args:
-            request: Asks for it.
-            name: Its template.
-            of: The run that it is about; None for pages of several.
-            title: Its title.
-            still: Whether it does not follow what changes.
-            status: The answer's.
-            values: What its template shows.
-        """
+        """Render a page, or for a page that is open already its changing part; `still` pages follow no changes."""
         base, key = request.scope["root_path"], of.key if of else ""
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         values |= {"title": title, "label": self._label(key), "live": LIVE, "events": None if still else key}

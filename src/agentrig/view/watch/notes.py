@@ -24,8 +24,6 @@ class Notes:
     """What somebody wrote about a run.
 
     Attributes:
-        tags: Its tags, each once.
-        note: The note; it may have several lines.
         damage: Why the file cannot be read; empty if it can, or if there is none.
     """
 

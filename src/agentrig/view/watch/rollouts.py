@@ -37,13 +37,11 @@ class Filter:
         mode: `train`, `validation`, `report` or `dev`.
         step: Only of this step, or with `last` only from this one on.
         score: `right`, `wrong`, `part`, `failed`, a range of values such as `0.2..0.8`, or one of each: `part 1..1`.
-        failure: A failure's kind.
         node: A graph node that made a call.
         text: In the task's input, the answer, the replies, a failure's message or the reward's reasons; case counts
             not.
         shortest: Fewest sampled tokens.
         longest: Most sampled tokens.
-        task: A task's id.
         last: Only up to this step.
     """
 
@@ -91,11 +89,7 @@ class Filter:
 
 
 class Rollouts:
-    """The rollouts of one run; a file is read when somebody asks for what is in it, or in the background.
-
-    Args:
-        directory: The run directory.
-    """
+    """The rollouts of one run; a file is read when somebody asks for what is in it, or in the background."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "rollouts"
