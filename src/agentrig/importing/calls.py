@@ -70,8 +70,3 @@ def tools_of(tools: Any) -> Any:
             tool = {"type": "function", "function": function}
         found.append(tool)
     return found
-
-
-def number_of(value: Any) -> float | None:
-    """Return a value if it is a number."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

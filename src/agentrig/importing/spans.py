@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 
 from agentrig.demonstrations import TOKENS, Unfit
-from agentrig.importing.calls import Found, line_of, number_of, rollout_fault
+from agentrig.figures import number
+from agentrig.importing.calls import Found, line_of, rollout_fault
 from agentrig.otlp.spans import PROMPT_IDS, RESPONSE_IDS
 from agentrig.traces import items, mapping
 from agentrig.tracing.gen_ai import request_of, response_of
@@ -178,7 +179,7 @@ def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged
     """Yield a call; its other choices are left out."""
     values = span.values
     rollout = root.values if root else {}
-    rewards = [r for e in scores if (r := number_of(e.values.get("gen_ai.evaluation.score.value"))) is not None]
+    rewards = [r for e in scores if (r := number(e.values.get("gen_ai.evaluation.score.value"))) is not None]
     failure = root.error if root is not None and root is not span else None
     wrong = judged and any(event.values.get("gen_ai.evaluation.score.label") in WRONG for event in scores)
     if fault := rollout_fault(mode=rollout.get("agentrig.mode"), failure=failure, incorrect=wrong):
