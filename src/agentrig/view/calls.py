@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from agentrig.figures import number
 from agentrig.ledger import REASONS
-from agentrig.view.reading import RunData, mapping
+from agentrig.view.figures import totals
+from agentrig.view.reading import RunData
 
 PLACES: Mapping[str, str] = {
     "trained": "in the loss",
@@ -23,20 +22,9 @@ def books(run: RunData, key: str) -> dict[str, int]:
 
     Reasons come as `dropped: REASON`. Empty before the first step.
     """
-    found: dict[str, int] = {}
-
-    def add(name: str, value: Any) -> None:
-        found[name] = found.get(name, 0) + int(number(value) or 0)
-
-    for step in run.steps:
-        for name, value in mapping(step.get(key)).items():
-            if name != "dropped":
-                add(name, value)
-                continue
-            for reason, n in mapping(value).items():
-                add("dropped", n)
-                add(f"dropped: {reason}", n)
-    return found
+    reasons = totals(run, key, "dropped")
+    found = totals(run, key) | {f"dropped: {reason}": n for reason, n in reasons.items()}
+    return found | {"dropped": sum(reasons.values())} if found else {}
 
 
 def rows(run: RunData) -> list[tuple[str, str, int, int, float]]:
