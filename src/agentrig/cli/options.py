@@ -131,15 +131,12 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def stdout_to_stderr(do: bool = True) -> Iterator[TextIO]:
+def stdout_to_stderr() -> Iterator[TextIO]:
     """Redirect stdout to stderr, also for child processes, so that stdout has only the command's output.
 
     Yields:
         The true stdout, for what the command prints meanwhile.
     """
-    if not do:
-        yield sys.stdout
-        return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
