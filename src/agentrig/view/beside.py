@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig.figures import number
 from agentrig.text import check_regular, cut, words_of
 from agentrig.view.reading import RunData, first_line, one_of
 
@@ -72,11 +74,10 @@ def tokens_of(attributes: Mapping[str, Any], tokenizer: Tokenizer | None, most: 
     ids = attributes.get("response_token_ids")
     ids = [i for i in ids if isinstance(i, int) and 0 <= i < 1 << 32] if isinstance(ids, list) else []
     given = attributes.get("response_logprobs")
-    logprobs: Sequence[Any] = given if isinstance(given, list) and len(given) == len(ids) else [None] * len(ids)
-    ids = ids[:most]
+    logprobs = map(number, given) if isinstance(given, list) and len(given) == len(ids) else repeat(None)
     return [
-        Token(text, _probability(logprob))
-        for text, logprob in zip(_texts(ids, tokenizer), logprobs[: len(ids)], strict=True)
+        Token(text, None if logprob is None else math.exp(min(0.0, logprob)))
+        for text, logprob in zip(_texts(ids[:most], tokenizer), logprobs, strict=False)
     ]
 
 
@@ -97,12 +98,6 @@ def _texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
         open_ids = open_ids[-4:]
         before = tokenizer.decode(open_ids, skip_special_tokens=False)
     return found
-
-
-def _probability(logprob: Any) -> float | None:
-    if isinstance(logprob, bool) or not isinstance(logprob, (int, float)) or math.isnan(logprob):
-        return None
-    return math.exp(min(0.0, logprob))
 
 
 def _places(run: RunData) -> list[Path]:

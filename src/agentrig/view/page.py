@@ -111,11 +111,12 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     better, worse, _, _ = evidence.changed
     chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
     measured = figures.held_out(run)
+    stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
     found |= {
         "running": run.running,
         "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
-        "split": _split(run),
+        "split": f"held-out split {stated}" if stated else "held-out split",
         "missing": [],
         "chance": chance,
         "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
@@ -146,12 +147,11 @@ def _about(run: RunData) -> list[tuple[str, str]]:
     components, server, packages, data = (
         mapping(manifest.get(key)) for key in ("components", "server", "packages", "data")
     )
-    plugins = manifest.get("plugins")
     listed = [
         f"{plugin.get('distribution')} {plugin.get('version')}"
         + ("" if plugin.get("status", "ok") == "ok" else f" ({plugin['status']})")
-        for plugin in (plugins if isinstance(plugins, list) else ())
-        if isinstance(plugin, Mapping)
+        for plugin in map(mapping, items(manifest.get("plugins")))
+        if plugin
     ]
     versions = {"agentrig": manifest.get("agentrig"), "python": manifest.get("python"), **packages}
     splits = [
@@ -174,11 +174,6 @@ def _about(run: RunData) -> list[tuple[str, str]]:
         "started": str(manifest.get("created") or ""),
     }
     return [(name, text) for name, text in about.items() if text]
-
-
-def _split(run: RunData) -> str:
-    stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
-    return f"held-out split {stated}" if stated else "held-out split"
 
 
 def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:

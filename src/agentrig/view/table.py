@@ -24,10 +24,6 @@ def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
     return first if first == last else f"{first} → {last}"
 
 
-def _gpus(n: int | None) -> str:
-    return "0 (cpu)" if n == 0 else _shown(n)
-
-
 def _part(seconds: Mapping[str, float], part: str) -> str:
     """Return the seconds of a part of a step, and its share of them."""
     whole = sum(seconds.values())
@@ -49,7 +45,7 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "transitions_per_rollout": ("Transitions a rollout", lambda found: _arrow(found, 2)),
     "prompt_tokens": ("Prompt tokens", lambda found: _arrow(found, 1)),
     "response_tokens": ("Response tokens", lambda found: _arrow(found, 1)),
-    "gpus": ("GPUs", _gpus),
+    "gpus": ("GPUs", lambda n: "0 (cpu)" if n == 0 else _shown(n)),
     "steps": ("Steps", _shown),
     "hours": ("Hours", lambda hours: plain(hours, 2)),
     "s_per_step": ("s/step", lambda seconds: plain(seconds, 1)),
