@@ -67,6 +67,8 @@ class PlaySubject(AgentSubject):
     """An agent with its tasks, its reward and an adapter; `AgentSubject` has the other options.
 
     Attributes:
+        reward: The reward.
+        adapter: The adapter.
         endpoint: A real model's server; None for the scripted one.
         step: Rollouts of a step of the recipe that uses the agent; None without one.
     """
