@@ -247,7 +247,8 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     text = str(_read(directory / "config.toml", _text, missing) or "")
     odd = _not_utf8(directory / "config.toml") if "\N{REPLACEMENT CHARACTER}" in text else ""
     missing += [f"{odd}. {CURES['config.toml']}"] if odd else []
-    config = _read(directory / "config.toml", _toml, [] if odd else missing) if text else {}
+    whole = text.removeprefix("\N{BYTE ORDER MARK}")
+    config = _read(directory / "config.toml", lambda _: tomllib.loads(whole), [] if odd else missing) if text else {}
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
     if not text.strip() and (directory / "config.toml").is_file() and not missing:
         missing.append(f"config.toml is empty. {CURES['config.toml']}")
@@ -275,7 +276,10 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    summary = _read(directory / "summary.json", _summary, missing, needed=False) if before or not running else {}
+    summary: Any = {}
+    if before or not running:
+        file = directory / "summary.json"
+        summary = _read(file, lambda file: checked_summary(read_object(file)), missing, needed=False)
     resuming = running and bool(summary) and max((line["step"] for line in told), default=0) <= summary.get("steps", 0)
     resuming |= running and os.path.lexists(directory / "error.json")
     summary = {} if running else summary
@@ -467,15 +471,15 @@ def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed
         missing.append(f"{path.name} is a link to what is not there: {os.readlink(path)}")
         return {}
     try:
-        return read(path)
+        with reading(path):
+            return read(path)
     except (OSError, RunFileError) as error:
         missing.append(first_line(error))
         return {}
 
 
 def _text(path: Path) -> str:
-    with reading(path):
-        return path.read_text("utf-8", "replace")
+    return path.read_text("utf-8", "replace")
 
 
 def _not_utf8(path: Path) -> str:
@@ -486,16 +490,6 @@ def _not_utf8(path: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         return f"{path.name} is damaged: line {line} has bytes that are no UTF-8 text; read as far as it can be"
     return ""
-
-
-def _summary(path: Path) -> Mapping[str, Any]:
-    with reading(path):
-        return checked_summary(read_object(path))
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    with reading(path):
-        return tomllib.loads(_text(path).removeprefix("\N{BYTE ORDER MARK}"))
 
 
 def rollout_files(folder: Path) -> Iterator[RolloutFile]:
