@@ -267,7 +267,7 @@ def test_an_example_of_a_failed_rollout_is_in_words(
 
 def failed(messages: Sequence[str]) -> Finding:
     """Return what is found of a step with these reasons of `reward-invalid`, and as many rollouts that did not fail."""
-    reasons = [evidence.failure_reason("reward-invalid", message) for message in messages]
+    reasons = [("reward-invalid", evidence.alike(message)) for message in messages]
     facts = StepFacts(
         step=1,
         rollouts=2 * len(messages),

@@ -75,12 +75,10 @@ def none_right(evidence: Evidence) -> bool:
 def too_hard(evidence: Evidence) -> Finding:
     """Say that no training answer was right, whatever reward was paid for a part."""
     n = evidence.total("scored")
-    text = f"none of {count(n)} training answers was right"
-    if any(facts.reward for facts in evidence.steps):
-        text += "; rewards were paid for parts only"
+    parts = "; rewards were paid for parts only" if any(facts.reward for facts in evidence.steps) else ""
     return problem(
         "tasks-too-hard",
-        text,
+        f"none of {count(n)} training answers was right{parts}",
         seen=(n, n, "rollouts"),
         since=evidence.since("scored"),
         settings=("tasks.use", "reward.use", "algorithm.model", "algorithm.temperature"),
