@@ -73,11 +73,10 @@ SHOWN = 8
 def row_of(run: RunData) -> dict[str, Any]:
     """Return a run's results as JSON values; None if the run does not have one.
 
-    Shares are fractions; `first` and `last` are means over the run's first and last steps
+    `first` and `last` are means over the run's first and last steps
     (`agentrig.view.figures.change`).
     """
     _, seconds = figures.series(run, "step_s")
-    shares = figures.time_share(run)
     return {
         "run": run.name,
         "directory": str(run.directory),
@@ -86,7 +85,6 @@ def row_of(run: RunData) -> dict[str, Any]:
         "model": figures.model_name(run),
         # The published results call this context: the maximum characters of schema in a prompt.
         "context": run.setting("agent", "table_info_truncate"),
-        "context_tokens": figures.context_length(run),
         "turns": run.setting("agent", "max_turns"),
         "trained": sorted(figures.totals(run, "nodes", "trained")) or None,
         **figures.held_out(run),
@@ -98,9 +96,6 @@ def row_of(run: RunData) -> dict[str, Any]:
         "hours": figures.hours(run),
         "s_per_step": mean(seconds),
         "time_s": figures.time_split(run),
-        "rollout_share": shares.get("rollout"),
-        "reward_share": shares.get("reward"),
-        "update_share": shares.get("update"),
         **rollout_counts(run),
         "failures": failures(run),
         "missing": list(run.missing),

@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order
 from agentrig.figures import NOTHING, count, figure, mean, number, percent
+from agentrig.ledger import REASONS
 from agentrig.text import amount
-from agentrig.view import calls, figures
+from agentrig.view import figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 
@@ -32,6 +33,14 @@ WRONG = {
     "tables": "none of the right tables",
 }
 """Why an answer is wrong, as execution match says it in one word (`details["wrong"]`)."""
+
+PLACES: Mapping[str, str] = {
+    "trained": "in the loss",
+    "masked": "in a sequence as context, without loss",
+    "handed_over": "handed over to the algorithm, which does not say what it did with them",
+    "unaccounted": "neither trained, masked nor dropped: the run stopped",
+}
+"""The places of the ledger of calls, and what they mean."""
 
 EXAMPLE = 240
 """Characters of a failure's message in the table."""
@@ -119,13 +128,8 @@ def slices(found: Mapping[str, Any]) -> list[Table]:
     for name, parts in found["slices"].items():
         kept = largest({part: of["n"] for part, of in parts.items()}, CLASSES)
         note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
-        if any(0 < parts[part][f"n_{end}"] < parts[part]["n"] for part in kept for end in measured):
-            heads = {name.capitalize(): "name", **ends}
-            rows = [[part, *(_share_of(parts[part], end) for end in measured)] for part in kept]
-            note = f"A row has other tasks before than after. {note}".rstrip()
-        else:
-            heads = {name.capitalize(): "name", "Tasks": "n", **ends}
-            rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in measured)] for part in kept]
+        heads = {name.capitalize(): "name", **ends}
+        rows = [[part, *(_share_of(parts[part], end) for end in measured)] for part in kept]
         every.append(Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True))
     judged = {end: sum(of.values()) for end, of in by_turn.items()}
     turns = sorted(_shares(by_turn, judged), key=lambda row: turn_order(row[0]))
@@ -198,12 +202,23 @@ def _nodes(run: RunData) -> Table:
 
 
 def _calls(run: RunData) -> Table:
+    calls, tokens = figures.books(run, "calls"), figures.books(run, "call_tokens")
+    whole = calls.get("recorded", 0)
+    reasons = sorted((name for name in calls if name.startswith("dropped: ")), key=lambda name: -calls[name])
+    places = {name: says for name, says in PLACES.items() if whole and (calls.get(name) or name == "trained")}
+    places |= {name: REASONS.get(name.removeprefix("dropped: "), "") for name in reasons if whole}
+    shares = {name: calls.get(name, 0) / whole for name in places}
     return Table(
         title="Calls",
         heads={"Place": "lines", "Calls": "n", "Tokens": "n", "Share": "n"},
         rows=[
-            [f"{place}\n{meaning}".strip(), count(n), count(tokens), _percent(share)]
-            for place, meaning, n, tokens, share in calls.rows(run)
+            [
+                f"{place}\n{says}".strip(),
+                count(calls.get(place, 0)),
+                count(tokens.get(place, 0)),
+                _percent(shares[place]),
+            ]
+            for place, says in places.items()
         ],
         note="Every recorded call of the training rollouts is in exactly one row; tokens are sampled ones. A step in "
         "which the rows do not add up ends the run.",

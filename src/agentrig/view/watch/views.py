@@ -31,13 +31,8 @@ PAGE = 50
 """Rows of a list."""
 
 UNSHOWN = {
-    "state": "",
-    "recipe": "",
-    "steps": "",
-    "accuracy": {"before": None, "after": None},
-    "reward": None,
-    "spark": "",
-    "started": "",
+    **dict.fromkeys(("state", "recipe", "steps", "spark", "started"), ""),
+    **{"accuracy": {"before": None, "after": None}, "reward": None},
 }
 """The figures of a run that cannot be read."""
 
