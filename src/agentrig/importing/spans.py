@@ -215,11 +215,7 @@ def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged
 
 
 def _content(span: Recorded) -> tuple[list[Any] | None, list[dict[str, Any]], Any]:
-    """Return the messages of the prompt (None if there are none), the replies, and the tools.
-
-    Raises:
-        ValueError: An attribute is no JSON.
-    """
+    """Return the messages of the prompt (None if there are none), the replies, and the tools."""
     values = span.values
     if "gen_ai.prompt.0.role" in values:
         request, response = request_of(values), response_of(values)
@@ -321,11 +317,7 @@ def _value(value: Any) -> Any:
 
 
 def _json(value: Any) -> Any:
-    """Return the value of a JSON text; anything else as it is.
-
-    Raises:
-        ValueError: The text is no JSON.
-    """
+    """Return the value of a JSON text; anything else as it is."""
     return json.loads(value) if isinstance(value, str) else value
 
 

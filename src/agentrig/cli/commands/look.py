@@ -16,6 +16,8 @@ import attrs
 import click
 
 from agentrig.cli.options import RunPath, json_option, newest_run, print_json
+from agentrig.errors import AgentrigError
+from agentrig.text import printable
 
 PROBLEMS = 1
 """Exit status when something held learning back."""
@@ -39,8 +41,6 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     agentrig why
     agentrig why runs/mini-20260101-120000 --json
     """
-    from agentrig.errors import AgentrigError
-    from agentrig.text import printable
     from agentrig.view.diagnosis import diagnose, words
 
     try:
@@ -70,7 +70,6 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     agentrig report runs/mini-20260101-120000
     """
     from agentrig.figures import points
-    from agentrig.text import printable
     from agentrig.view import build_report, compare
     from agentrig.view.causes.evidence import Evidence
     from agentrig.view.causes.outcome import changes
@@ -96,8 +95,6 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
 
 def _warn_of_missing(rows: Sequence[Mapping[str, Any]]) -> None:
     """Say what of each run is missing, cannot be read, or was changed."""
-    from agentrig.text import printable
-
     for row in rows:
         for text in row["missing"]:
             click.echo(f"agentrig: warning: {row['run']}: {printable(text)}", err=True)
@@ -236,12 +233,10 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
         raise click.UsageError("--step is for one step, --all for every one: leave one of them out")
     from agentrig.audit.auditor import Auditor
     from agentrig.audit.verdicts import LINKS
-    from agentrig.errors import AgentrigError
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import Rebuilt
     from agentrig.run.manifest import EDITED, edited_settings
     from agentrig.run.resume import recorded_plan
-    from agentrig.text import printable
     from agentrig.view.reading import read_run
 
     found = []
