@@ -33,16 +33,10 @@ def line_of(
     *, messages: Any, reply: Any, finish: Any, tools: Any = None, error: str | None = None, streamed: bool = False,
     **more: Any,
 ) -> dict[str, Any] | Unfit:  # fmt: skip
-    """Return a call as a line of a file of demonstrations.
+    """Return a call as a line of a file of demonstrations; what was not recorded is None.
 
-    Args:
-        messages: OpenAI's messages before the reply; anything but a list if they were not recorded.
-        reply: OpenAI's message of the assistant; None if it was not recorded.
-        finish: Why the reply ended; None if that was not recorded.
-        tools: In the form of any provider.
-        error: What went wrong in the call.
-        streamed: Whether the reply came as a stream: then a whole one says why it ended.
-        more: Further keys of the line.
+    A `streamed` reply that is whole says why it ended (`finish`). `tools` have the form of any provider; `more` are
+    further keys of the line.
     """
     said = mapping(reply)
     if error is not None:

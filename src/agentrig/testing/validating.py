@@ -69,12 +69,8 @@ def validated(
         word: What names the components; None for the package in the current folder.
         uses: Kind to name: the task set, reward and adapter for agents and rewards that do not bring them.
         settings: Kind to keys, as the sections of a run file; `gateway` too.
-        files: Plugin files in which names are looked up first.
         script: What the scripted model says; None for right answers and nonsense.
-        endpoint: A real model for the trial.
         gold: The key of the tasks' private part with the right answer; None to find it as `agentrig warmup` does.
-        shared: See `TasksSubject`.
-        limit: Tasks of a trial.
         only: Names of checks, with their kind (`agent.sampling`); none for all.
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
 

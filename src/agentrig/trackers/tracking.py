@@ -129,13 +129,7 @@ class _Batch:
 
 
 class Tracking:
-    """An observer that writes a run into a tracker; see `agentrig.plugins.specs.ObserverSpec`.
-
-    Args:
-        name: The tracker's name.
-        client: Writes; each method is called in this tracker's own thread.
-        config: The keys that all trackers have.
-    """
+    """An observer that writes a run into a tracker; see `agentrig.plugins.specs.ObserverSpec`."""
 
     def __init__(self, name: str, client: Client, config: TrackerConfig) -> None:
         self._name, self._client, self._config = name, client, config

@@ -112,10 +112,6 @@ def calls_of(
 ) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], list[str]]:
     """Return where the calls of rollouts went, and why files of their calls cannot be read, one sentence each.
 
-    Args:
-        directory: The run directory.
-        rows: The rollouts; only those of training have such files.
-
     Returns:
         Rollout to span to its rows in `calls/train-STEP.parquet`; none for a step without one.
     """

@@ -98,13 +98,7 @@ TOLD = frozenset(
 
 @attrs.frozen(kw_only=True)
 class Start:
-    """What a run began with.
-
-    Attributes:
-        name: The model, or the run and the step that it came from.
-        id: The same for runs that began with the same weights.
-        run: The directory of that run, if it is there.
-    """
+    """What a run began with: a model, or a step of a run, whose directory is `run`; the `id` is that of the weights."""
 
     name: str
     id: str

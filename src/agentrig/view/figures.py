@@ -122,10 +122,8 @@ def _paths(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tup
 def places(run: RunData, axis: str) -> dict[int, float]:
     """Return where each step ends on an x axis; step 0 is before training.
 
-    Args:
-        run: The run.
-        axis: `step`, `time` (seconds that the steps took so far) or `tokens` (sampled in training so far). After a
-            step that did not record it, no place is known.
+    `axis` is `step`, `time` (seconds that the steps took so far) or `tokens` (sampled in training so far). After a step
+    that did not record it, no place is known.
     """
     path = {"step": ("step",), "time": ("step_s",), "tokens": ("call_tokens", "recorded")}[axis]
     found, sum_so_far = {0: 0.0}, 0.0

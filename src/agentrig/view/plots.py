@@ -207,7 +207,6 @@ def plots_of(
     """Return the plots of a run, or of several: what their `metrics.jsonl` has so far.
 
     Args:
-        runs: At least one.
         axis: What the x axis has, a key of `AXES`.
         window: The part of the x axis to show, from and to; None for its ends.
         metrics: Further metrics to draw, before the others: their names in `figures.metrics`.

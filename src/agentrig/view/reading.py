@@ -433,9 +433,7 @@ def rollout_rows(
     """Yield rollouts of Parquet files as dicts; JSON columns are decoded.
 
     Args:
-        files: The files to read, one after the other.
         columns: Which columns, in addition to `mode` and `step`.
-        ids: Only the rollouts with these ids.
         decode: False leaves JSON columns as text.
     """
     for file in files:

@@ -243,9 +243,7 @@ def readable(
     Args:
         row: Its row, with decoded JSON columns; those that it lacks count as empty.
         calls: Where its calls went, by the id of their span.
-        tokenizer: Of its model.
         longest: Characters of a text; the end of a longer one is left out.
-        most_tokens: Sampled tokens of a call.
     """
     row = {**dict.fromkeys(COLUMNS), **row}
     trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))

@@ -192,7 +192,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         alive={str(row["task_id"]) for row in [*filter(is_correct, scored), *(rows[0] for rows in unlike)]},
         tried={str(row["task_id"]) for row in scored},
         solved={str(row["task_id"]) for row in scored if is_correct(row)},
-        reasons=Counter(reason for row in wrong if (reason := reason_of(row["details"]))),
+        reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )

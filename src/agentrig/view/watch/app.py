@@ -74,7 +74,6 @@ def serving(place: Path, port: int = 0, *, prices: Prices | None = None) -> Iter
     """Serve the page of a run directory, or of a folder of them, in a thread; yields the link.
 
     Args:
-        place: The directory.
         port: On 127.0.0.1; 0 for any free one.
         prices: For comparisons: what tokens and machines cost.
 
