@@ -35,9 +35,6 @@ GOLD_KEYS = ("gold", "answer", "solution", "target", "expected", "label", "sql",
 OVER_BUDGET = "the reward ran past its budget"
 RAISED = "the reward raised"
 NO_SCORE = (RAISED, "the reward returned", "score_many gave")
-ELSEWHERE_S = 60.0
-"""Seconds for scoring in another process, with its imports."""
-
 ODD: Mapping[str, Any] = {
     "an empty text": "",
     "blanks": " \n\t ",
@@ -200,7 +197,7 @@ class RewardSubject(TriedSubject):
     def there(self) -> list[Score]:
         """The scores of `plain` in another process."""
         sent = attrs.evolve(self.sendable(), budget_s=self.budget_s)
-        return elsewhere(RewardSubject.scores, sent, self.plain, deadline_s=ELSEWHERE_S)
+        return elsewhere(RewardSubject.scores, sent, self.plain)
 
     @cached_property
     def tells_apart(self) -> bool:

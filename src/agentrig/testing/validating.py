@@ -15,7 +15,7 @@ from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
-from agentrig.testing.kit import CHECKED, LOADS_S, TRIAL, CheckFailed, Report, check, declared
+from agentrig.testing.kit import CHECKED, TRIAL, CheckFailed, Report, check, declared
 from agentrig.testing.play import PlaySubject
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.samples import TriedSubject
@@ -249,7 +249,7 @@ def _brought(word: str, files: Sequence[str]) -> list[Target]:
     file = word if word.endswith(".py") else word.rpartition(":")[0]
     given = {str(Path(each).resolve()): each for each in (*([file] if file.endswith(".py") else []), *files)}
     try:
-        return elsewhere(_listed, given, word, deadline_s=LOADS_S)
+        return elsewhere(_listed, given, word)
     except EndedElsewhere as error:
         which = " or ".join(given.values()) or "an installed plugin"
         raise LookupFailed(f"{which} cannot be loaded: {error}") from error

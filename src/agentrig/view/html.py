@@ -77,7 +77,7 @@ def commands(text: str) -> Markup:
 
 @attrs.frozen
 class Links:
-    """Where a page's links lead: on the live page of a `run`, in a file to the `anchors` of rollouts; '' for nowhere."""
+    """Where a page's links lead: on the live page of a `run`, in a file to the `anchors` of rollouts; '' for none."""
 
     run: str = ""
     anchors: Mapping[str, str] = attrs.field(factory=dict)
