@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.errors import AgentrigError
 from agentrig.figures import number
-from agentrig.text import check_regular, cut, words_of
+from agentrig.text import account_of, check_regular, cut
 from agentrig.view.reading import RunData, first_line, one_of
 
 if TYPE_CHECKING:
@@ -151,8 +150,6 @@ def _load(directory: Path) -> tuple[Mapping[str, Mapping[str, Any]], str]:
         plan = resolve(str(directory / "config.toml"))
         tasks = plan.build("tasks")
         found = {task.id: dict(task.private) for split in tasks.splits for task in tasks.load(split)}
-    except AgentrigError as error:
-        return {}, f"the run's task set cannot be loaded here: {str(error).splitlines()[0]}"
     except Exception as error:  # a task set of somebody's plugin may raise anything
-        return {}, f"the run's task set cannot be loaded here: {words_of(error)}"
+        return {}, f"the run's task set cannot be loaded here: {account_of(error).splitlines()[0]}"
     return found, ""

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from markupsafe import Markup
 
-from agentrig.errors import AgentrigError, nearest
+from agentrig.errors import AgentrigError, extra, nearest
 from agentrig.figures import amount, number, percent
 from agentrig.run.damage import writing
 from agentrig.text import flat
@@ -234,10 +234,8 @@ def _span_row(row: Mapping[str, Any], span: Mapping[str, Any], node: str | None)
 
 
 def _pandas() -> Any:
-    try:
+    with extra("notebook", "frames need pandas"):
         import pandas
-    except ImportError as error:
-        raise AgentrigError("frames need pandas, which is not installed: pip install 'agentrig[notebook]'") from error
     return pandas
 
 
