@@ -315,10 +315,10 @@ def details(found: Finding) -> list[str]:
     """
     facts = []
     ended = found.ended and found.count == 1
-    times, of = count(found.count), count(found.of)
-    tells = any(re.search(rf"\b{text}\b", found.text) for text in (f"{times} of {of}", f"none of {of}"))
-    if found.count is not None and not ended and not tells:
-        facts.append(f"seen in {times} of {of} {found.unit}")
+    text, times = found.text.replace("\N{NARROW NO-BREAK SPACE}", ""), f"{found.count} of {found.of}"
+    told = re.search(rf"\b{times}\b", text) or (found.count == found.of and f"none of {found.of} " in text)
+    if found.count is not None and not ended and not told:
+        facts.append(f"seen in {count(found.count)} of {count(found.of)} {found.unit}")
     if found.since and not re.search(rf"\bstep {found.since}\b", found.text):
         facts.append(f"{'it ended the run in' if ended else 'first seen in'} step {found.since}")
     lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all
