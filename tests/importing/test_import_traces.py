@@ -82,7 +82,7 @@ def rollout_of(name: str, spans: Sequence[Span]) -> Rollout:
 def test_recorded_traces_come_back_token_for_token(tmp_path: Path) -> None:
     """Five frameworks: tools, streams, calls at once, a busy server, a broken stream, another server."""
     rollouts = [rollout_of(name, trace.spans) for name, trace in recorded_traces().items()]
-    origin = Origin(run="r", agent="a", reward="exact", version="1", whole=True)
+    origin = Origin(run="r", agent="a", reward="exact", whole=True)
     file = saved(tmp_path, *(json_line(spans_of(rollout, origin)) for rollout in rollouts))
     turns, counts = imported(tmp_path, file)
     wanted = {}
@@ -115,7 +115,7 @@ def test_a_file_has_long_texts_whole(tmp_path: Path) -> None:
     attributes = {"request": request, "response": response}
     call = Span(id="b" * 16, parent=root.id, name=LLM_CALL, start=1.0, end=2.0, attributes=attributes)
     for whole, said in ((True, "1 call -> 1 demonstration, 0 with"), (False, "1 its content is no JSON: a limit of")):
-        origin = Origin(run="r", agent="a", reward="exact", version="1", whole=whole)
+        origin = Origin(run="r", agent="a", reward="exact", whole=whole)
         file = saved(tmp_path, json_line(spans_of(rollout_of("long", [root, call]), origin)))
         assert said in ran(file, "--out", tmp_path / f"{whole}.jsonl").output
     (turn,) = read_demonstrations(tmp_path / "True.jsonl")

@@ -35,7 +35,7 @@ from agentrig.run.rows import stored_rollouts
 from agentrig.tasks import Task
 from agentrig.traces import FEEDBACK, LLM_CALL, NODE, REWARD, Span, Trace
 
-ORIGIN = Origin(run="r", agent="sql", reward="exact", version="1")
+ORIGIN = Origin(run="r", agent="sql", reward="exact")
 
 
 def invoke(*words: str) -> str:
@@ -212,7 +212,7 @@ def test_a_reward_that_the_agent_gave_is_sent_and_its_text_only_with_content() -
 
 
 def vars_of(origin: Origin) -> dict[str, Any]:
-    return {name: getattr(origin, name) for name in ("run", "agent", "reward", "version")}
+    return {name: getattr(origin, name) for name in ("run", "agent", "reward")}
 
 
 def test_values_that_a_span_cannot_hold_are_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,10 +20,10 @@ from agentrig.plan import resolve
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.traces import LLM_CALL
-from agentrig.view.calls import rows
 from agentrig.view.causes.calls import line
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
+from agentrig.view.tables import tables
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -68,7 +68,8 @@ def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     page = render([read_run(run)])
     assert said in page
     assert f"dropped: {reason}" in page
-    assert sum(calls for _, _, calls, _, _ in rows(read_run(run))) == 136
+    (calls,) = (table for table in tables(read_run(run)) if table.title == "Calls")
+    assert sum(int(n) for _, n, _, _ in calls.rows) == 136
 
 
 @pytest.mark.slow

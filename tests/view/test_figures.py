@@ -103,18 +103,6 @@ def test_time_split_adds_up_to_the_wall_time(tmp_path: Path):
     assert split["other"] == pytest.approx(0.3)
 
 
-def test_context_comes_from_the_checkpoint_when_the_run_sets_none(tmp_path: Path):
-    directory = write_run(tmp_path / "run", steps=1)
-    config = (directory / "config.toml").read_text().replace("max_length = 512", "max_length = 0")
-    (directory / "config.toml").write_text(config)
-    assert figures.context_length(read_run(directory)) is None
-    checkpoint = directory / "checkpoints" / "step-00001"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text('{"max_position_embeddings": 768}')
-    (directory / "checkpoints" / "latest").write_text("step-00001")
-    assert figures.context_length(read_run(directory)) == 768
-
-
 @pytest.mark.parametrize(
     ("better", "worse", "said"),
     [(31, 17, "p = 0.06: may be chance"), (9, 2, "p = 0.07: may be chance"), (0, 6, "p = 0.03: significant")],

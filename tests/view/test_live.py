@@ -24,7 +24,6 @@ from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.processes.ends import Interrupted
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view.live import LiveDisplay
-from agentrig.view.time_left import TimeLeft
 
 pytestmark = pytest.mark.usefixtures("quick_images")
 
@@ -202,45 +201,6 @@ def test_the_time_left_includes_the_measurement_after_training(monkeypatch: pyte
         shown.on_rollout_end(rollout=rollout_of(0, right=True, mode=mode, step=step))
     shown.on_step_end(event=StepEnd(step=19, metrics={**METRICS, "step": 19}))
     assert buffer.getvalue().endswith("eta 0:53\n")  # a step of 10 s, and 43 s
-
-
-MINI = [
-    (16.1, {"rollout": 9.1, "reward": 3.5, "update": 2.9}),
-    (43.3, {"audit": 27.4, "rollout": 9.1, "reward": 3.4, "update": 2.9}),
-    (32.8, {"audit": 19.2, "rollout": 8.0, "reward": 3.6, "update": 1.6}),
-    (15.3, {"audit": 0.2, "rollout": 9.0, "reward": 3.3, "update": 2.4}),
-    (16.7 + 5.0, {"audit": 0.1, "rollout": 9.0, "reward": 3.3, "update": 2.4, "validation": 5.0}),
-]
-"""Steps of a run of `mini`, in seconds, and their parts; it audited steps 1 and 2."""
-
-
-def test_the_time_left_includes_audits_and_validations_before_the_first_of_them():
-    left = TimeLeft.of(
-        attrs.evolve(start(8), config={"algorithm": {"validate_every": 5, "final": "last"}, "run": {"audit": True}})
-    )
-    left.tasks, left.report_s = {"report": 371, "validation": 128}, 14.5
-    validation, found = 14.5 * 128 / 371, []
-    for step, (seconds, parts) in enumerate(MINI, 1):
-        measured = {"validation_accuracy": 0.5} if "validation" in parts else {}
-        left.add(step, {"step_s": seconds, "time_s": parts, "rollouts_per_s": 30.0, **measured})
-        found.append(left.after(step))
-    first, second, third = 16.1, (16.1 + 15.9) / 2, (16.1 + 15.9 + 13.6) / 3
-    assert found[0] == pytest.approx(7 * first * 1.02 + 2 * first + validation + 14.5), "audits as long as a step"
-    assert found[1] == pytest.approx(6 * second * 1.02 + 27.4 + validation + 14.5), "one audit is to come"
-    assert found[2] == pytest.approx(5 * third * 1.02 + validation + 14.5), "later audits are a share of the time"
-    fifth = (16.1 + 15.9 + 13.6 + 15.1 + 16.6) / 5
-    assert found[4] == pytest.approx(3 * fifth * 1.02 + 14.5), "no validation is left, and none is part of a step"
-    left.ends_validated = True
-    assert left.after(5) == pytest.approx(found[4] + 5.0)
-    assert left.after(8) is None
-
-
-def test_the_time_left_of_a_resumed_run_estimates_its_measurement_by_its_rollouts():
-    left = TimeLeft(steps=10, reports=True, tasks={"report": 300})
-    left.add(9, {"step_s": 10.0, "time_s": {}, "rollouts_per_s": 30.0})
-    assert left.after(9) == 10.0 + 10.0
-    left.reports = False
-    assert left.after(9) == 10.0
 
 
 def test_the_panel_counts_running_rollouts():

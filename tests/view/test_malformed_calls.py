@@ -79,7 +79,7 @@ def test_no_reader_of_calls_stops_at_a_field_of_a_wrong_type(wrong: Any) -> None
             seen = readable_rollout(rollout)
             assert seen.calls, what
             span_text(rollout)
-            exporting.json_line(spans_of(rollout, Origin(run="r", agent="a", reward="x", version="1")))
+            exporting.json_line(spans_of(rollout, Origin(run="r", agent="a", reward="x")))
             for call in rollout.trace.llm_calls():
                 bodies = [b if isinstance(b := call.attributes.get(k), dict) else {} for k in ("request", "response")]
                 flat(*bodies)

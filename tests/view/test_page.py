@@ -133,8 +133,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
     cells = dict(row for row in page.rows if len(row) == 2)
     row = {key: cells.get(heading) for key, (heading, _) in CELLS.items()}
     assert (row["model"], row["context"], row["turns"]) == ("qwen2-mini", "2048", "3")
-    found = row_of(read_run(finished))
-    assert (found["context"], found["context_tokens"]) == (2048, 512)
+    assert row_of(read_run(finished))["context"] == 2048
     assert row["trained"] == "rewrite_query, write_query"
     assert row["accuracy"] == f"{before} → {after}"
     assert (row["gpus"], row["steps"]) == ("0 (cpu)", "20")
@@ -200,9 +199,6 @@ def test_a_class_with_other_tasks_after_training_has_a_number_of_them_for_both(t
     assert [head for head, _ in calls.heads] == ["Calls", "Before", "After"]
     assert [row[-1] for row in calls.rows] == ["80.0% of 5", "0.0% of 3"]
     assert [row[1].split(" of ")[1] for row in calls.rows] == ["4", "4"]
-    assert "other tasks" in calls.note
-    (half,) = (table for table in view(read_run(directory))["slices"] if table.title == "Held-out accuracy by half")
-    assert [head for head, _ in half.heads] == ["Half", "Tasks", "Before", "After"]
 
 
 def test_the_held_out_accuracy_is_broken_down_by_slice(finished: Path, page: Page):
@@ -211,8 +207,8 @@ def test_the_held_out_accuracy_is_broken_down_by_slice(finished: Path, page: Pag
     shares = []
     for file in (files[0], files[-1]):
         half = [row for row in rollout_rows([file], ("correct", "slices")) if row["slices"]["half"] == "second"]
-        shares.append(f"{100 * sum(row['correct'] for row in half) / len(half):.1f}%")
-    assert ["second", str(len(half)), *shares] in page.rows
+        shares.append(f"{100 * sum(row['correct'] for row in half) / len(half):.1f}% of {len(half)}")
+    assert ["second", *shares] in page.rows
     ends = [[bool(row["correct"]) for row in rollout_rows([f], ("correct",))] for f in (files[0], files[-1])]
     wrong = [f"{len(end) - sum(end)} ({100 - 100 * sum(end) / len(end):.1f}%)" for end in ends]
     assert ["another number of rows", *wrong] in page.rows, "shares of all answers"

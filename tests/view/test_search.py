@@ -102,10 +102,7 @@ def test_files_that_appear_change_or_go_are_seen(run: Path) -> None:
     assert ids_of(rollouts.table()) == ["r9", "r21", "r22"]
 
 
-@pytest.mark.parametrize("most", [0, 10**6])
-def test_searched_texts_are_kept_until_their_file_changes(
-    run: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_only_files_with_candidates_are_searched_for_a_text(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     def noted(file: RolloutFile, columns: Sequence[str]) -> pa.Table | None:
@@ -113,18 +110,13 @@ def test_searched_texts_are_kept_until_their_file_changes(
         return columns_of(file, columns)
 
     monkeypatch.setattr("agentrig.view.watch.rollouts.columns_of", noted)
-    monkeypatch.setattr("agentrig.view.watch.rollouts.MOST_TEXT", most)
-    rollouts, both = Rollouts(run), ["train-00001.parquet", "validation-00002.parquet"]
-    for _ in range(2):
-        assert ids_of(rollouts.find(Filter(text="SELECT 7"))) == ["r1"]
-    assert read == (both if most else 2 * both)
-    read.clear()
+    rollouts = Rollouts(run)
+    assert ids_of(rollouts.find(Filter(text="SELECT 7"))) == ["r1"]
     write(run, "train-00001", row(1), row(2, replies="select 7"))
     assert ids_of(rollouts.find(Filter(text="SELECT 7"))) == ["r2"]
-    assert read == (both[:1] if most else both)
     read.clear()
     assert ids_of(rollouts.find(Filter(text="an answer", mode="validation"))) == ["r9"]
-    assert "train-00001.parquet" not in read, "only files with candidates"
+    assert "train-00001.parquet" not in read
 
 
 def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -> None:

@@ -230,11 +230,7 @@ def _printing(error: OSError) -> bool:
 
 
 def _flush() -> None:
-    """Write what was printed.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write what was printed."""
     if sys.stdout is None:
         _fail("the output is lost: code of a plugin, such as the agent or the reward, has set sys.stdout to None")
     sys.stdout.flush()

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from agentrig.cli.groups import Group
+from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError
 from agentrig.plugins.specs import PURPOSES, RUN_KINDS
 from agentrig.prompting import PROMPTS_FILE, read_prompts
+from agentrig.text import printable
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
@@ -34,7 +36,6 @@ class RunPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path, or end the command with a message and exit status 2."""
-        from agentrig.text import printable
         from agentrig.view.reading import no_run
 
         if os.path.lexists(value):
@@ -103,7 +104,6 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: A recipe, or a run file, comes after a setting.
     """
-    from agentrig.errors import ConfigError
     from agentrig.plugins.selecting import SECTIONS
 
     for word, value in pairwise(words):
@@ -131,15 +131,12 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def stdout_to_stderr(do: bool = True) -> Iterator[TextIO]:
+def stdout_to_stderr() -> Iterator[TextIO]:
     """Redirect stdout to stderr, also for child processes, so that stdout has only the command's output.
 
     Yields:
         The true stdout, for what the command prints meanwhile.
     """
-    if not do:
-        yield sys.stdout
-        return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -191,7 +188,6 @@ def _number(file: TextIO) -> int | None:
 def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
     """Resolve the configuration of a command; removes its options from `options`."""
     from agentrig.plan import resolve
-    from agentrig.text import printable
 
     with stdout_to_stderr():
         plan = resolve(**asked(words, options))
@@ -238,7 +234,6 @@ def newest_run(command: str) -> Path:
 def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None) -> Any:
     """Return the server from `model_options` or from the environment; None means the algorithm's own server."""
     from agentrig.endpoints import environment_endpoint
-    from agentrig.errors import ConfigError
 
     if checkpoint is not None and (endpoint or model):
         raise ConfigError("the run's algorithm serves --checkpoint: don't combine it with --endpoint or --model")
@@ -255,7 +250,6 @@ def find_checkpoint(path: Path | None) -> Path | None:
         ConfigError: There is none.
         CheckpointDamaged: It has changed since the run saved it.
     """
-    from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError
     from agentrig.run.auditing import faults_of
     from agentrig.run.checkpoints import verify
     from agentrig.run.directory import RunDirectory

@@ -62,12 +62,7 @@ class Progress:
 
 @contextmanager
 def progress(of: int, what: str = "starting") -> Iterator[Progress]:
-    """Give a `Progress`: on a terminal it is one line, which goes away at the end.
-
-    Args:
-        of: How many rollouts there are to be.
-        what: What is done before the first of them begins.
-    """
+    """Give a `Progress`: on a terminal it is one line, which goes away at the end."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

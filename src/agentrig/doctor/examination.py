@@ -43,12 +43,7 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
 
 
 def examine(source: str | None = None, **asked: Any) -> list[Finding]:
-    """Run every check, of the core and of the plugins, for a recipe.
-
-    Args:
-        source: A recipe's name or a run file; None for the default recipe.
-        asked: The other arguments of `agentrig.plan.resolve`.
-    """
+    """Run every check, of the core and of the plugins, for a recipe; the arguments are `agentrig.plan.resolve`'s."""
     situation, findings = look(source, **asked)
     with ThreadPoolExecutor(2) as together:  # several checks wait for a subprocess
         for found in together.map(
@@ -83,13 +78,7 @@ def _run(check: Check, situation: Situation) -> list[Finding]:
 def look(
     source: str | None, *, uses: Mapping[str, str | None] | None = None, **settings: Any
 ) -> tuple[Situation, list[Finding]]:
-    """Collect the input of the checks; a wrong recipe or unusable hardware gives a finding, not an error.
-
-    Args:
-        source: As in `examine`.
-        uses: Components by kind, or None.
-        settings: What else `agentrig.plan.resolve` takes.
-    """
+    """Collect the input of the checks; a wrong recipe or unusable hardware gives a finding, not an error."""
     from agentrig.plan import resolve
 
     uses = uses or {}

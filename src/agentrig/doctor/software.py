@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from agentrig.findings import Finding, Situation
-from agentrig.hardware.versions import fits, nearest_stack
+from agentrig.hardware.versions import fits, installed, nearest_stack
 
 
 @attrs.frozen(kw_only=True)
@@ -21,7 +21,6 @@ class Unmet:
 
     Attributes:
         chain: Distributions from a root to the one that has the requirement; each requires the next.
-        requirement: The requirement.
         version: The installed version; None when it is missing.
     """
 
@@ -44,7 +43,7 @@ def unmet(roots: Iterable[str]) -> Iterator[Unmet]:
         new = {extra for extra in (extras | {""}) if (owner, extra) not in seen}
         seen |= {(owner, extra) for extra in new}
         for requirement in _requirements(owner, new):
-            version = _version(requirement.name)
+            version = installed((requirement.name,)).get(requirement.name)
             met = version is not None and fits(version, str(requirement.specifier))
             if not met and (owner, str(requirement)) not in told:
                 told.add((owner, str(requirement)))
@@ -70,13 +69,6 @@ def _requirements(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
             applies = any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
         if applies:
             yield requirement
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name) or None  # a broken .dist-info has none
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 COMPILED = ("torch", "torch_npu", "vllm", "vllm-ascend", "flash-attn", "torchvision", "torchaudio")

@@ -21,13 +21,7 @@ Found = tuple[str, "dict[str, Any] | Unfit"]
 
 
 def rollout_fault(*, mode: Any, failure: str | None, incorrect: bool) -> Unfit | None:
-    """Return why no call of a rollout may be learned, or None.
-
-    Args:
-        mode: Of a rollout of agentrig; None for any other.
-        failure: How it failed, or None.
-        incorrect: Whether it was judged so, and no least reward is asked for.
-    """
+    """Return why no call of a rollout may be learned, or None; `mode` is that of a rollout of agentrig."""
     if mode in ("validation", "report"):
         return Unfit("its rollout measures on held-out tasks")
     if failure is not None:
@@ -39,16 +33,10 @@ def line_of(
     *, messages: Any, reply: Any, finish: Any, tools: Any = None, error: str | None = None, streamed: bool = False,
     **more: Any,
 ) -> dict[str, Any] | Unfit:  # fmt: skip
-    """Return a call as a line of a file of demonstrations.
+    """Return a call as a line of a file of demonstrations; what was not recorded is None.
 
-    Args:
-        messages: OpenAI's messages before the reply; anything but a list if they were not recorded.
-        reply: OpenAI's message of the assistant; None if it was not recorded.
-        finish: Why the reply ended; None if that was not recorded.
-        tools: In the form of any provider.
-        error: What went wrong in the call.
-        streamed: Whether the reply came as a stream: then a whole one says why it ended.
-        more: Further keys of the line.
+    A `streamed` reply that is whole says why it ended (`finish`). `tools` have the form of any provider; `more` are
+    further keys of the line.
     """
     said = mapping(reply)
     if error is not None:
@@ -76,8 +64,3 @@ def tools_of(tools: Any) -> Any:
             tool = {"type": "function", "function": function}
         found.append(tool)
     return found
-
-
-def number_of(value: Any) -> float | None:
-    """Return a value if it is a number."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

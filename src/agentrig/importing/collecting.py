@@ -50,7 +50,6 @@ def import_traces(paths: Sequence[Path], *, form: str | None = None, min_reward:
     """Return the demonstrations in files of traces and run directories.
 
     Args:
-        paths: The files.
         form: One of `FORMATS`; None to recognise it for each value.
         min_reward: Leave out calls whose rollout has a smaller reward or none; None for those judged incorrect.
 

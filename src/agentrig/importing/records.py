@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrig.demonstrations import TEXTS, TOKENS, Unfit
-from agentrig.importing.calls import Found, line_of, number_of
+from agentrig.figures import number
+from agentrig.importing.calls import Found, line_of
 from agentrig.traces import items, mapping
 
 
@@ -40,10 +41,10 @@ def atif_calls(record: Mapping[str, Any], place: str) -> Iterator[Found]:
     The reward is the number `reward` of the trajectory's `extra`.
     """
     agent = mapping(record.get("agent"))
-    more = {"tools": agent.get("tool_definitions"), "reward": number_of(mapping(record.get("extra")).get("reward"))}
+    more = {"tools": agent.get("tool_definitions"), "reward": number(mapping(record.get("extra")).get("reward"))}
     messages: list[dict[str, Any]] = []
-    for number, step in enumerate(map(mapping, items(record.get("steps")))):
-        where = f"{place}, steps[{number}]"
+    for i, step in enumerate(map(mapping, items(record.get("steps")))):
+        where = f"{place}, steps[{i}]"
         message: dict[str, Any] = {"role": SOURCES.get(str(step.get("source"))), "content": step.get("message")}
         calls = [_tool_call(call) for call in items(step.get("tool_calls"))]
         if calls:
@@ -57,8 +58,8 @@ def atif_calls(record: Mapping[str, Any], place: str) -> Iterator[Found]:
             answers = result.get("source_call_id")
             whose = {"role": "tool", "tool_call_id": answers} if answers is not None else {"role": "user"}
             messages.append({**whose, "content": result.get("content") or ""})
-    for number, inner in enumerate(map(mapping, items(record.get("subagent_trajectories")))):
-        yield from atif_calls(inner, f"{place}, subagent_trajectories[{number}]")
+    for i, inner in enumerate(map(mapping, items(record.get("subagent_trajectories")))):
+        yield from atif_calls(inner, f"{place}, subagent_trajectories[{i}]")
 
 
 def _call(

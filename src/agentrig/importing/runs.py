@@ -22,11 +22,7 @@ NOT_TRAINED = (OTHER_SERVER, UNMATCHED_NODE, UNMATCHED_MODEL, DUPLICATE, LEFT_OU
 
 
 def run_calls(directory: Path, min_reward: float | None) -> Iterator[Found]:
-    """Yield the calls of a run.
-
-    Args:
-        directory: The run directory.
-        min_reward: None to leave out rollouts that are not correct. The caller compares rewards.
+    """Yield the calls of a run; without `min_reward`, which the caller compares, only those of correct rollouts.
 
     Raises:
         AgentrigError: It is no run directory, has no rollouts, or a file is damaged.

@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 
 from agentrig.demonstrations import TOKENS, Unfit
-from agentrig.importing.calls import Found, line_of, number_of, rollout_fault
+from agentrig.figures import number
+from agentrig.importing.calls import Found, line_of, rollout_fault
 from agentrig.otlp.spans import PROMPT_IDS, RESPONSE_IDS
 from agentrig.traces import items, mapping
 from agentrig.tracing.gen_ai import request_of, response_of
@@ -38,9 +39,7 @@ class Event:
     """An event of a span, or a log record.
 
     Attributes:
-        name: Its name.
         time: Unix time in nanoseconds.
-        values: Its attributes.
         body: What a message's event says.
     """
 
@@ -56,9 +55,6 @@ class Recorded:
 
     Attributes:
         place: Where it was found, for messages.
-        trace: The trace's id.
-        values: Its attributes.
-        events: Its events, in their order.
         root: Whether it has no parent.
         error: What went wrong, or None.
     """
@@ -141,8 +137,7 @@ class Spans:
     def calls(self, *, judged: bool) -> Iterator[Found]:
         """Yield the calls of models among all that was added, in its order, and what is malformed; to be called once.
 
-        Args:
-            judged: Whether calls that an evaluation labels as wrong are left out.
+        If they are `judged`, calls that an evaluation labels as wrong are left out.
         """
         yield from self._malformed
         for key, logs in self._logs.items():
@@ -184,7 +179,7 @@ def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged
     """Yield a call; its other choices are left out."""
     values = span.values
     rollout = root.values if root else {}
-    rewards = [r for e in scores if (r := number_of(e.values.get("gen_ai.evaluation.score.value"))) is not None]
+    rewards = [r for e in scores if (r := number(e.values.get("gen_ai.evaluation.score.value"))) is not None]
     failure = root.error if root is not None and root is not span else None
     wrong = judged and any(event.values.get("gen_ai.evaluation.score.label") in WRONG for event in scores)
     if fault := rollout_fault(mode=rollout.get("agentrig.mode"), failure=failure, incorrect=wrong):
@@ -220,11 +215,7 @@ def _call(span: Recorded, root: Recorded | None, scores: Sequence[Event], judged
 
 
 def _content(span: Recorded) -> tuple[list[Any] | None, list[dict[str, Any]], Any]:
-    """Return the messages of the prompt (None if there are none), the replies, and the tools.
-
-    Raises:
-        ValueError: An attribute is no JSON.
-    """
+    """Return the messages of the prompt (None if there are none), the replies, and the tools."""
     values = span.values
     if "gen_ai.prompt.0.role" in values:
         request, response = request_of(values), response_of(values)
@@ -326,11 +317,7 @@ def _value(value: Any) -> Any:
 
 
 def _json(value: Any) -> Any:
-    """Return the value of a JSON text; anything else as it is.
-
-    Raises:
-        ValueError: The text is no JSON.
-    """
+    """Return the value of a JSON text; anything else as it is."""
     return json.loads(value) if isinstance(value, str) else value
 
 

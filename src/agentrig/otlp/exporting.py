@@ -7,7 +7,6 @@ import base64
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -50,12 +49,7 @@ class ExportError(Exception):
 
 
 class Exporter:
-    """Sends spans to a collector.
-
-    Args:
-        url: Its OTLP/HTTP address.
-        timeout_s: Seconds for one request, with its retries.
-    """
+    """Sends spans to a collector; `timeout_s` is for one request, with its retries."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         with extra("otlp", "a collector needs OpenTelemetry's exporter"):
@@ -126,14 +120,7 @@ def origin_of(config: Mapping[str, Any], run: str, *, content: bool, whole: bool
         section = config.get(kind)
         return str(section.get("use", kind) if isinstance(section, Mapping) else kind).rpartition(":")[2]
 
-    return Origin(
-        run=run,
-        agent=used("agent"),
-        reward=used("reward"),
-        version=version("agentrig"),
-        content=content,
-        whole=whole,
-    )
+    return Origin(run=run, agent=used("agent"), reward=used("reward"), content=content, whole=whole)
 
 
 IDS = ("traceId", "spanId", "parentSpanId")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -57,7 +58,6 @@ class Origin:
         run: The run's name.
         agent: The agent's name.
         reward: The reward's name.
-        version: agentrig's version.
         content: Whether messages, arguments and results are part of the spans.
         whole: Whether texts are whole and calls have their token ids, as in a file; a collector gets neither.
     """
@@ -65,7 +65,6 @@ class Origin:
     run: str
     agent: str
     reward: str
-    version: str
     content: bool = True
     whole: bool = False
 
@@ -90,8 +89,9 @@ def spans_of(rollout: Rollout, origin: Origin) -> list[ReadableSpan]:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    resource = Resource({"service.name": "agentrig", "service.version": origin.version, "agentrig.run": origin.run})
-    scope = InstrumentationScope("agentrig", origin.version, schema_url=SCHEMA)
+    own = version("agentrig")
+    resource = Resource({"service.name": "agentrig", "service.version": own, "agentrig.run": origin.run})
+    scope = InstrumentationScope("agentrig", own, schema_url=SCHEMA)
     trace = trace_id(rollout.id)
 
     def context(own: str) -> SpanContext:

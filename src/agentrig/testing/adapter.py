@@ -36,7 +36,7 @@ class AdapterSubject(Subject):
     @cached_property
     def there(self) -> dict[str, list[Triplet]]:
         """The triplets in another process."""
-        return elsewhere(AdapterSubject.adapted, attrs.evolve(self.sendable(), traces=self.traces), deadline_s=60.0)
+        return elsewhere(AdapterSubject.adapted, attrs.evolve(self.sendable(), traces=self.traces))
 
     def matched(self) -> list[tuple[str, Trace, Triplet, Span | None]]:
         """Return every triplet with its trace and its call; None if no call has its tokens."""

@@ -105,8 +105,6 @@ class SentAgent:
     """How a runner process builds the agent under test: an `agentrig.pools.AgentSource`.
 
     Attributes:
-        name: The agent's name.
-        pickled: The subject.
         environment: Names or patterns of variables that the agent gets.
         files: Not used: the subject has its file.
     """

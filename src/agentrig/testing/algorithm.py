@@ -42,7 +42,6 @@ class Run:
     """A run that has ended.
 
     Attributes:
-        path: Its directory.
         error: What ended it; None if nothing did.
     """
 
@@ -123,11 +122,7 @@ class AlgorithmSubject(Subject):
         return self.model or make_tiny_model(self.folder / "model")
 
     def plan(self, name: str, **more: Any) -> Plan:
-        """Return the plan of a run.
-
-        Args:
-            name: Of its directory.
-            more: Keys of the algorithm.
+        """Return the plan of a run with this name, and these keys of the algorithm.
 
         Raises:
             CheckSkipped: The subject is no registered component.

@@ -25,6 +25,9 @@ R = TypeVar("R")
 HASH_SEED = "1"
 """The hash seed there; the order of a set of texts is another one than here."""
 
+DEADLINE_S = 120.0
+"""Wall seconds that a call there may take, with its imports; then its process is killed."""
+
 CLOSED = 88
 """Exit status of a process whose component has closed the file for its answer."""
 
@@ -38,7 +41,6 @@ class EndedElsewhere(AgentrigError):
 def elsewhere(
     function: Callable[..., R],
     *arguments: Any,
-    deadline_s: float,
     environment: Mapping[str, str] | None = None,
     ends_all: bool = True,
 ) -> R:
@@ -47,7 +49,6 @@ def elsewhere(
     Args:
         function: Sent by name if it can be imported there, else by value, as are the arguments.
         arguments: Its arguments.
-        deadline_s: Wall seconds until the process is killed.
         environment: More variables that the interpreter starts with.
         ends_all: Whether to end what it has started, too.
 
@@ -66,9 +67,9 @@ def elsewhere(
             start_new_session=True,
         )
         try:
-            process.communicate(pickle.dumps((sys.path, packed((function, arguments)))), timeout=deadline_s)
+            process.communicate(pickle.dumps((sys.path, packed((function, arguments)))), timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
-            raise EndedElsewhere(f"it has not returned after {deadline_s:g} s") from None
+            raise EndedElsewhere(f"it has not returned after {DEADLINE_S:g} s") from None
         finally:
             process.kill()
             process.wait()

@@ -25,9 +25,6 @@ HEAVY = ("torch", "transformers", "tensorflow", "jax", "ray", "verl", "vllm", "a
 ROLES: tuple[Literal["", "driver", "worker", "rollout"], ...] = ("", "driver", "worker", "rollout")
 """The processes that an environment is asked for; '' for no context at all."""
 
-FRESH_S = 120.0
-"""Seconds that a fresh interpreter may take to load the plugin, look at the hardware, and import torch."""
-
 NO_TORCH = "no torch"
 
 R = TypeVar("R")
@@ -60,7 +57,7 @@ class HardwareSubject(Subject):
         """
         if not self.registered:
             raise CheckSkipped("give its name or FILE.py:NAME: what it imports is seen in a fresh interpreter")
-        return elsewhere(function, self.sendable(), deadline_s=FRESH_S, environment={**self.blocking, **environment})
+        return elsewhere(function, self.sendable(), environment={**self.blocking, **environment})
 
     @cached_property
     def imports(self) -> dict[str, list[str]]:

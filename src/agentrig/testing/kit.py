@@ -34,9 +34,6 @@ CHECKED = tuple(KINDS)
 TRIAL = "play"
 """The checks of an agent with its tasks and its reward; `agentrig validate` runs them."""
 
-LOADS_S = 120.0
-"""Seconds that a plugin file may take to load and to build."""
-
 Function = Callable[[Any], str | None]
 
 
@@ -93,7 +90,7 @@ def check_loads(subject: Subject) -> None:
         belongs into `build`.
     """
     if subject.file is not None:  # its code has not run in this process yet, and may end it
-        elsewhere(_load, subject.sendable(), deadline_s=LOADS_S)
+        elsewhere(_load, subject.sendable())
     _load(subject)
 
 

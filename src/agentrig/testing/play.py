@@ -47,10 +47,8 @@ class Trial:
     """One rollout, scored and adapted.
 
     Attributes:
-        play: The rollout.
         said: What the scripted model says: `gold` (right replies), `nonsense` or `script`; `model` for a real one.
         score: None for a rollout that failed.
-        triplets: What would be trained.
     """
 
     play: Play

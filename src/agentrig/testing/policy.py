@@ -16,11 +16,7 @@ STEP = 0.3
 
 
 class Policy:
-    """A model of a Hugging Face directory, in fp32, and the weights that a server should compute with.
-
-    Args:
-        directory: The model's.
-    """
+    """A model of a Hugging Face directory, in fp32, and the weights that a server should compute with."""
 
     def __init__(self, directory: Path) -> None:
         import torch

@@ -35,9 +35,6 @@ GOLD_KEYS = ("gold", "answer", "solution", "target", "expected", "label", "sql",
 OVER_BUDGET = "the reward ran past its budget"
 RAISED = "the reward raised"
 NO_SCORE = (RAISED, "the reward returned", "score_many gave")
-ELSEWHERE_S = 60.0
-"""Seconds for scoring in another process, with its imports."""
-
 ODD: Mapping[str, Any] = {
     "an empty text": "",
     "blanks": " \n\t ",
@@ -159,13 +156,7 @@ class RewardSubject(TriedSubject):
     def scores(
         self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1, late: bool = False
     ) -> list[Score]:
-        """Score answers one by one, as a run does, each within its budget.
-
-        Args:
-            items: Tasks and answers.
-            reward: Another one than the subject's.
-            threads: How many are scored at once.
-            late: Whether to return scores of answers that took too long; they are `invalid` and say so.
+        """Score answers one by one, as a run does, each within its budget; with `late`, those too that took longer.
 
         Raises:
             CheckSkipped: One ran past its budget, which is another check's matter.
@@ -206,7 +197,7 @@ class RewardSubject(TriedSubject):
     def there(self) -> list[Score]:
         """The scores of `plain` in another process."""
         sent = attrs.evolve(self.sendable(), budget_s=self.budget_s)
-        return elsewhere(RewardSubject.scores, sent, self.plain, deadline_s=ELSEWHERE_S)
+        return elsewhere(RewardSubject.scores, sent, self.plain)
 
     @cached_property
     def tells_apart(self) -> bool:

@@ -100,12 +100,7 @@ class Request(NamedTuple):
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Listens on a port of this machine.
-
-    Args:
-        handler: Handles the requests, each connection in a thread.
-        port: The port; 0 for a free one.
-    """
+    """Listens on a port of this machine, by default a free one; each connection has a thread."""
 
     daemon_threads = True
     request_queue_size = 64

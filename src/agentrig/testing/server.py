@@ -27,9 +27,6 @@ VERSIONS = 3
 CLOSE_S = 5.0
 """How long a port may stay open after its process has ended: its threads end one by one."""
 
-START_S = 120.0
-"""How long it may take to start in a process of its own."""
-
 
 @basic
 def check_starts(subject: ServerSubject) -> None:
@@ -411,7 +408,7 @@ def check_ends_with_its_run(subject: ServerSubject) -> None:
     temporary.mkdir(exist_ok=True)
     variables = {**subject.blocking, MARK: str(temporary), "TMPDIR": str(temporary)}
     sent = subject.sendable(), subject.plan()
-    urls, pids = elsewhere(_started_there, *sent, deadline_s=START_S, environment=variables, ends_all=False)
+    urls, pids = elsewhere(_started_there, *sent, environment=variables, ends_all=False)
     started = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
     def living() -> list[psutil.Process]:

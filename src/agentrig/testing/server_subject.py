@@ -36,16 +36,7 @@ COUNT = itertools.count(1)
 
 @attrs.frozen(kw_only=True)
 class Reply:
-    """A chat completion.
-
-    Attributes:
-        prompt: The prompt's token ids, as the server states them.
-        tokens: The sampled ones.
-        logprobs: Of each.
-        text: The message.
-        finish: Why it ended.
-        version: `system_fingerprint`.
-    """
+    """A chat completion; `version` is `system_fingerprint`."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]

@@ -25,9 +25,6 @@ LONG = 20
 GIVEN_AWAY = 0.9
 """Share of the tasks whose gold answer may not be in their input."""
 
-ELSEWHERE_S = 120.0
-"""Seconds for loading in another process."""
-
 
 @attrs.define(kw_only=True, eq=False, slots=False)
 class TasksSubject(Subject):
@@ -65,7 +62,7 @@ class TasksSubject(Subject):
     @cached_property
     def there(self) -> dict[str, Sequence[Task]]:
         """The tasks of each split in another process."""
-        return elsewhere(TasksSubject.load, self.sendable(), self.names, deadline_s=ELSEWHERE_S)
+        return elsewhere(TasksSubject.load, self.sendable(), self.names)
 
     def part(self, role: str) -> tuple[str, Sequence[Task]]:
         """Return a role's split and tasks; an empty name if it has none."""

@@ -16,11 +16,7 @@ def make_tiny_model(directory: Path, *, seed: int = 0, context: int = 512, hidde
     """Write a random Qwen2 of about 30,000 parameters with a byte-level tokenizer of 300 tokens; return its directory.
 
     Args:
-        directory: Is made if it does not exist.
-        seed: Of the weights.
         context: Most tokens of a prompt and its answer together.
-        hidden: Width.
-        layers: How many.
     """
     import torch
     from transformers.utils.logging import disable_progress_bar

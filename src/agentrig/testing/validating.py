@@ -15,7 +15,7 @@ from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
-from agentrig.testing.kit import CHECKED, LOADS_S, TRIAL, CheckFailed, Report, check, declared
+from agentrig.testing.kit import CHECKED, TRIAL, CheckFailed, Report, check, declared
 from agentrig.testing.play import PlaySubject
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.samples import TriedSubject
@@ -69,12 +69,8 @@ def validated(
         word: What names the components; None for the package in the current folder.
         uses: Kind to name: the task set, reward and adapter for agents and rewards that do not bring them.
         settings: Kind to keys, as the sections of a run file; `gateway` too.
-        files: Plugin files in which names are looked up first.
         script: What the scripted model says; None for right answers and nonsense.
-        endpoint: A real model for the trial.
         gold: The key of the tasks' private part with the right answer; None to find it as `agentrig warmup` does.
-        shared: See `TasksSubject`.
-        limit: Tasks of a trial.
         only: Names of checks, with their kind (`agent.sampling`); none for all.
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
 
@@ -85,7 +81,10 @@ def validated(
         ConfigError: A section or `shared` that nothing here reads; a check that does not exist; or no tasks for an
             agent or a reward.
     """
-    brought = _brought(word := _named(word), files)
+    word = word or _here()
+    if word.endswith(".toml"):
+        raise ConfigError(_of_run_file(word))
+    brought = _brought(word, files)
     found = _targets(word, brought)
     every = [each.name for kind in (*CHECKED, TRIAL) for each in declared(kind)]
     for name in only:
@@ -177,11 +176,7 @@ def validated(
 
 
 def _load_tasks(target: Target, tasks: str, keys: Mapping[str, Any]) -> None:
-    """Load the tasks that a component is tried on; a wrong key of theirs is no fault of the component.
-
-    Raises:
-        ConfigError: They can't be loaded.
-    """
+    """Load the tasks that a component is tried on; a wrong key of theirs is no fault of the component."""
     try:
         TriedSubject(kind=target.kind, given=target.given, tasks=tasks, tasks_settings=keys).rows  # noqa: B018
     except CheckFailed:
@@ -236,24 +231,8 @@ def _same(given: str, use: str) -> bool:
     return bool(use) and given.rpartition(":")[2] == use.rpartition(":")[2]
 
 
-def _named(word: str | None) -> str:
-    """Return the word that names the components; without one, the package in the current folder.
-
-    Raises:
-        ConfigError: There is no such package; or it is a run file.
-    """
-    word = word or _here()
-    if word.endswith(".toml"):
-        raise ConfigError(_of_run_file(word))
-    return word
-
-
 def _targets(word: str, brought: Sequence[Target]) -> Sequence[Target]:
-    """Return the components that a name, a distribution or a file stands for; a name is looked up in files first.
-
-    Raises:
-        LookupFailed: There is none; the message names the nearest.
-    """
+    """Return the components that a name, a distribution or a file stands for; a name is looked up in files first."""
     in_files = [each for each in brought if each.file and word in (each.file, each.given, each.name)]
     installed = [each for each in brought if not each.file and word in (each.distribution, each.plugin, each.name)]
     if not in_files and not installed:
@@ -266,15 +245,11 @@ def _targets(word: str, brought: Sequence[Target]) -> Sequence[Target]:
 
 
 def _brought(word: str, files: Sequence[str]) -> list[Target]:
-    """Return every component that is installed, or in the file that the word names, or in one of these files.
-
-    Raises:
-        LookupFailed: One of the files, or the distribution or plugin of that name, cannot be loaded.
-    """
+    """Return every component that is installed, or in the file that the word names, or in one of these files."""
     file = word if word.endswith(".py") else word.rpartition(":")[0]
     given = {str(Path(each).resolve()): each for each in (*([file] if file.endswith(".py") else []), *files)}
     try:
-        return elsewhere(_listed, given, word, deadline_s=LOADS_S)
+        return elsewhere(_listed, given, word)
     except EndedElsewhere as error:
         which = " or ".join(given.values()) or "an installed plugin"
         raise LookupFailed(f"{which} cannot be loaded: {error}") from error

@@ -40,9 +40,6 @@ class TrackedRun:
     """A run, as a tracker gets it.
 
     Attributes:
-        directory: The run directory.
-        name: The run's name in the tracker.
-        tags: Its tags.
         config: The resolved configuration, `section.key` to value; secrets are named, never shown.
         key: Identifies the run directory's run in the tracker; the same for every resume.
         resumed: Whether the tracker has had this run before.
@@ -90,10 +87,8 @@ class Sample(NamedTuple):
     """A held-out rollout as a row of a table. It has nothing of the task's private part.
 
     Attributes:
-        task: The task's id.
         input: What the agent got, as text.
         answer: What it answered, as text, or the kind of its failure.
-        reward: The reward; None for a failure.
     """
 
     task: str
@@ -134,13 +129,7 @@ class _Batch:
 
 
 class Tracking:
-    """An observer that writes a run into a tracker; see `agentrig.plugins.specs.ObserverSpec`.
-
-    Args:
-        name: The tracker's name.
-        client: Writes; each method is called in this tracker's own thread.
-        config: The keys that all trackers have.
-    """
+    """An observer that writes a run into a tracker; see `agentrig.plugins.specs.ObserverSpec`."""
 
     def __init__(self, name: str, client: Client, config: TrackerConfig) -> None:
         self._name, self._client, self._config = name, client, config
@@ -302,12 +291,7 @@ def _text(value: Any) -> str:
 
 
 def required(module: str, *, tracker: str, extra: str = "") -> Any:
-    """Import a tracker's client.
-
-    Args:
-        module: The client's module.
-        tracker: The tracker's name, for messages.
-        extra: The package to install; empty for agentrig's extra of the tracker's name.
+    """Import a tracker's client; `extra` is the package to install, by default agentrig's extra of the tracker's name.
 
     Raises:
         ConfigError: It is not installed, or its import fails; the message says what to do.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.errors import AgentrigError
-from agentrig.text import check_regular, cut, words_of
+from agentrig.figures import number
+from agentrig.text import account_of, check_regular, cut
 from agentrig.view.reading import RunData, first_line, one_of
 
 if TYPE_CHECKING:
@@ -72,11 +73,10 @@ def tokens_of(attributes: Mapping[str, Any], tokenizer: Tokenizer | None, most: 
     ids = attributes.get("response_token_ids")
     ids = [i for i in ids if isinstance(i, int) and 0 <= i < 1 << 32] if isinstance(ids, list) else []
     given = attributes.get("response_logprobs")
-    logprobs: Sequence[Any] = given if isinstance(given, list) and len(given) == len(ids) else [None] * len(ids)
-    ids = ids[:most]
+    logprobs = map(number, given) if isinstance(given, list) and len(given) == len(ids) else repeat(None)
     return [
-        Token(text, _probability(logprob))
-        for text, logprob in zip(_texts(ids, tokenizer), logprobs[: len(ids)], strict=True)
+        Token(text, None if logprob is None else math.exp(min(0.0, logprob)))
+        for text, logprob in zip(_texts(ids[:most], tokenizer), logprobs, strict=False)
     ]
 
 
@@ -99,12 +99,6 @@ def _texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
     return found
 
 
-def _probability(logprob: Any) -> float | None:
-    if isinstance(logprob, bool) or not isinstance(logprob, (int, float)) or math.isnan(logprob):
-        return None
-    return math.exp(min(0.0, logprob))
-
-
 def _places(run: RunData) -> list[Path]:
     checkpoints = run.directory / "checkpoints"
     found = sorted(checkpoints.glob("*/tokenizer.json")) + sorted(checkpoints.glob("*/*/tokenizer.json"))
@@ -116,10 +110,6 @@ def calls_of(
     directory: Path, rows: Collection[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], list[str]]:
     """Return where the calls of rollouts went, and why files of their calls cannot be read, one sentence each.
-
-    Args:
-        directory: The run directory.
-        rows: The rollouts; only those of training have such files.
 
     Returns:
         Rollout to span to its rows in `calls/train-STEP.parquet`; none for a step without one.
@@ -160,8 +150,6 @@ def _load(directory: Path) -> tuple[Mapping[str, Mapping[str, Any]], str]:
         plan = resolve(str(directory / "config.toml"))
         tasks = plan.build("tasks")
         found = {task.id: dict(task.private) for split in tasks.splits for task in tasks.load(split)}
-    except AgentrigError as error:
-        return {}, f"the run's task set cannot be loaded here: {str(error).splitlines()[0]}"
     except Exception as error:  # a task set of somebody's plugin may raise anything
-        return {}, f"the run's task set cannot be loaded here: {words_of(error)}"
+        return {}, f"the run's task set cannot be loaded here: {account_of(error).splitlines()[0]}"
     return found, ""

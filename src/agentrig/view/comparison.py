@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -98,13 +98,7 @@ TOLD = frozenset(
 
 @attrs.frozen(kw_only=True)
 class Start:
-    """What a run began with.
-
-    Attributes:
-        name: The model, or the run and the step that it came from.
-        id: The same for runs that began with the same weights.
-        run: The directory of that run, if it is there.
-    """
+    """What a run began with: a model, or a step of a run, whose directory is `run`; the `id` is that of the weights."""
 
     name: str
     id: str
@@ -150,7 +144,11 @@ def usage_of(file: RolloutFile) -> Counter[tuple[str, str]]:
         else:
             more.append(row["id"])
     for row in rollout_rows([file], (*COUNTS, "spans"), ids=more, decode=False) if more else ():
-        calls = list(_calls(row["spans"]))
+        try:
+            spans = map(mapping, items(orjson.loads(row["spans"])))
+            calls = [span for span in spans if span.get("name") == LLM_CALL and not span.get("error")]
+        except ValueError:
+            calls = []
         if len(calls) < (row["calls"] or 0):  # damaged, or removed
             found.update(_kept(row))
             continue
@@ -164,14 +162,6 @@ def _kept(row: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     uncounted = max(0, calls - (row["triplets"] or 0))
     tokens = {(OWN, part): row[f"{part}_tokens"] or 0 for part in ("prompt", "response")}
     return {(OWN, "calls"): calls, (OWN, "uncounted"): uncounted, **tokens}
-
-
-def _calls(text: str) -> Iterator[Mapping[str, Any]]:
-    try:
-        spans = items(orjson.loads(text))
-    except ValueError:
-        return
-    yield from (span for span in map(mapping, spans) if span.get("name") == LLM_CALL and not span.get("error"))
 
 
 @attrs.frozen(kw_only=True)
@@ -235,12 +225,7 @@ class Comparison:
 
 
 def compare(run_dirs: Sequence[Path], *, prices: Prices | None = None, each: bool = False) -> Comparison:
-    """Compare runs; their rows also have the held-out accuracy by slice and by turn.
-
-    Args:
-        run_dirs: At least one run directory.
-        prices: What tokens and machines cost.
-        each: Give runs that differ only in their seed a line each.
+    """Compare runs, as `compared` does; their rows also have the held-out accuracy by slice and by turn.
 
     Raises:
         AgentrigError: One of them is no run directory, or is named twice.
@@ -260,12 +245,7 @@ def compared(
     prices: Prices | None = None,
     each: bool = False,
 ) -> Comparison:
-    """Compare runs.
-
-    Args:
-        runs: At least one.
-        prices: What tokens and machines cost.
-        each: Give finished runs that differ only in their seed a line each, too.
+    """Compare runs; with `each`, finished runs that differ only in their seed have a line each, too.
 
     Raises:
         ConfigError: One of them is named twice.
@@ -313,9 +293,10 @@ def _accuracy_of(run: RunData) -> dict[str, Any]:
 
 
 def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Return of each run its values of the settings in which the runs differ, the components first.
+    """Return of each run its values of the settings in which the runs differ.
 
-    Left out are `TOLD`, and the settings of components that only some of the runs use, but for `OWN_KEYS`.
+    First come components, then the keys of reward and credit, then those of the algorithm; `CHECKS` come last. Left
+    out are `TOLD`, and the settings of components that only some of the runs use, but for `OWN_KEYS`.
     """
     several = [dict(flat(run.config)) for run in runs]
     every = dict.fromkeys(key for settings in several for key in settings if key not in TOLD)
@@ -325,13 +306,11 @@ def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
             return key.startswith(OWN_KEYS)
         return any(settings[key] != several[0][key] for settings in several)
 
-    apart = sorted(filter(differs, every), key=_place)
+    def place(key: str) -> tuple[bool, ...]:
+        return key in CHECKS, not key.endswith(".use"), not key.startswith(OWN_KEYS), not key.startswith("algorithm.")
+
+    apart = sorted(filter(differs, every), key=place)
     return [{key: settings[key] for key in apart if key in settings} for settings in several]
-
-
-def _place(key: str) -> tuple[bool, bool, bool, bool]:
-    """Return by what a line sorts its settings: components, the keys of reward and credit, those of the algorithm."""
-    return key in CHECKS, not key.endswith(".use"), not key.startswith(OWN_KEYS), not key.startswith("algorithm.")
 
 
 def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
@@ -358,10 +337,7 @@ def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
 
 
 def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
-    """Say of each line with another reward than the first line's that they are not compared, and how they can be.
-
-    Where both had the same training rollouts and each got the same score in both, it says that, too.
-    """
+    """Say of each line with another reward than the first line's that they are not compared, and how they can be."""
     first, *others = pools
     found = []
     for pool in others:
@@ -371,26 +347,11 @@ def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
             continue
         runs = [_names([run.name for run in each], ", ") for each in (pool, first)]
         judges = " and ".join(names[::-1]) if names[0] != names[1] else f"{names[0]} with other settings"
-        text = (
+        found.append(
             f"After training, {runs[0]} and {runs[1]} are not compared: different rewards judged them ({judges}). "
-            f"Measure both with one: agentrig eval RUN/config.toml --reward {names[0]} --checkpoint RUN"
+            f"Measure both with one: agentrig eval RUN/config.toml --reward {names[0]} --checkpoint RUN."
         )
-        n = _same_scores(first[0], pool[0]) if len(first) == len(pool) == 1 else 0
-        same = f" These rewards gave the same score in all {amount(n, 'training rollout')}." if n else ""
-        found.append(f"{text}.{same}")
     return found
-
-
-def _same_scores(first: RunData, other: RunData) -> int:
-    """Return how many training rollouts two runs have, if they have the same ones with the same scores; else 0."""
-    known = None
-    for run in (first, other):
-        rows = rollout_rows(run.of_mode("train"), ("task_id", "answer", "value"), decode=False)
-        scored = Counter((row["step"], row["task_id"], row["answer"], row["value"]) for row in rows)
-        if known is not None and scored != known:
-            return 0
-        known = scored
-    return sum((known or Counter()).values())
 
 
 def _shares(pool: Sequence[RunData]) -> dict[str, Fraction]:
@@ -419,28 +380,22 @@ def _names(runs: Sequence[str], between: str) -> str:
 
 
 def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
+    methods = []
+    for each in reversed(_ancestors(run, known)):
+        algorithm, credit = (
+            dig(each.manifest, "components", kind, "name") or each.setting(kind, "use")
+            for kind in ("algorithm", "credit")
+        )
+        algorithm = str(algorithm or "?")
+        methods.append(algorithm if credit in (None, "own") else f"{algorithm}, credit {credit}")
     return {
-        "method": _algorithm(run),
-        "credit": _credit(run),
-        "chain": [_method(each) for each in reversed(_ancestors(run, known))],
+        "method": algorithm,
+        "credit": credit,
+        "chain": methods,
         "start": start_of(run).name,
         "seed": run.manifest.get("seed", run.setting("run", "seed")),
         "machine": figures.machine(run) or "an unknown machine",
     }
-
-
-def _algorithm(run: RunData) -> str:
-    return str(dig(run.manifest, "components", "algorithm", "name") or run.setting("algorithm", "use") or "?")
-
-
-def _credit(run: RunData) -> Any:
-    return dig(run.manifest, "components", "credit", "name") or run.setting("credit", "use")
-
-
-def _method(run: RunData) -> str:
-    """Return a run's algorithm, with its credit if it uses one."""
-    algorithm, credit = _algorithm(run), _credit(run)
-    return algorithm if credit in (None, "own") else f"{algorithm}, credit {credit}"
 
 
 def _usage(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
@@ -474,12 +429,9 @@ def _usage(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
 
 
 def usage_by_name(found: Mapping[tuple[str, str], float], own: str, *, lost: bool = False) -> dict[str, Any]:
-    """Return calls and tokens by the model's name, as `agentrig.view.prices.priced` takes them.
+    """Return what `agentrig.traces.usage` counted by the model's name, as `agentrig.view.prices.priced` takes it.
 
-    Args:
-        found: What `agentrig.traces.usage` counted.
-        own: The name of the run's own model.
-        lost: Whether there were more calls than these.
+    `lost` says that there were more calls than these.
     """
     own = f"{own}, the run's own" if any(model == own for model, _ in found) else own
     return {
@@ -509,11 +461,6 @@ def _ancestors(run: RunData, known: dict[Path, RunData]) -> list[RunData]:
     while (earlier := _earlier(start_of(found[-1]), known)) and earlier not in found:
         found.append(earlier)
     return found
-
-
-def _lineage(run: RunData, known: dict[Path, RunData]) -> list[str]:
-    """Return the ids of what a run began with, of what that began with, and so on."""
-    return [start_of(each).id for each in _ancestors(run, known)]
 
 
 def _earlier(start: Start, known: dict[Path, RunData]) -> RunData | None:
@@ -550,10 +497,10 @@ def _reference(runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
 def _measured_start(first: RunData, runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
     """Return the run that measured the earliest start in a run's line, on its held-out tasks and with its reward."""
     judged = _tasks(first), _reward(first)
-    for start in reversed(_lineage(first, known)):
+    for start in map(start_of, reversed(_ancestors(first, known))):
         for run in runs:
             measured = figures.held_out(run)["accuracy"]["before"] is not None
-            if measured and start_of(run).id == start and (_tasks(run), _reward(run)) == judged:
+            if measured and start_of(run).id == start.id and (_tasks(run), _reward(run)) == judged:
                 return run
     return first
 
@@ -567,7 +514,7 @@ def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str
         return "start-not-measured" if accuracy["before"] is None else "other-tasks"
     if _reward(run) != _reward(reference):
         return "other-reward" if "reward" in run.config and "reward" in reference.config else "reward-unknown"
-    if start_of(reference).id not in _lineage(run, known):
+    if start_of(reference).id not in {start_of(each).id for each in _ancestors(run, known)}:
         return "other-start"
     if figures.held_out(reference)["accuracy"]["before"] is None:
         return "start-not-measured"
@@ -679,22 +626,12 @@ def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
     return f"{text(of['mean'])}{spread}{unknown}"
 
 
-def _seeds(seeds: Sequence[Any]) -> str:
-    """Name the seeds of a line's runs; runs of one seed are repeats."""
-    runs = Counter(map(str, seeds))
-    named = f"seed{'s' if len(runs) > 1 else ''} {', '.join(runs)}"
-    repeated = [f"{n} runs of seed {seed} are repeats" for seed, n in runs.items() if n > 1]
-    if len(runs) == 1 and repeated:
-        return f"{len(seeds)} repeats of seed {next(iter(runs))}, no other seeds"
-    return "; ".join([named, *repeated])
-
-
 def _run(line: Mapping[str, Any]) -> str:
     """Name the runs of a line, their method, settings, start and seeds, and how they ended if they did not finish."""
-    starts = line["starts"]
+    starts, seeds = line["starts"], [str(seed) for seed in line["seeds"]]
     told = [_names(line["runs"], "\n"), " → ".join(line["chain"]), *_settings(line["differs"])]
     told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
-    told.append(_seeds(line["seeds"]))
+    told.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
     return "\n".join([*told, *(status for status in line["status"] if status != "finished")])
 
 

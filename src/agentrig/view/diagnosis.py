@@ -78,32 +78,11 @@ NOTHING_WRONG = "Nothing held learning back."
 NOT_YET = "The run goes on, and has not ended step 1: it still starts, measures before training, or is in that step."
 """What is said about a run that goes on and has no step."""
 
-NO_STEP = "Nothing is known: metrics.jsonl has no figures of a training step."
-"""What is said about another run without a step."""
-
 GOES_ON = "No fault so far; the run goes on, and the gain is measured at its end."
 """What is said about a run without problems that goes on."""
 
 NO_GAIN = "No fault was found, but there is no significant gain either: what the run {} may be chance."
 """What is said about another run without problems: it gained or lost."""
-
-LOSS = "No fault was found, but accuracy fell significantly: {}. Lower the learning rate (algorithm.lr){}."
-"""What is said about a run without problems that got worse for certain."""
-
-LOSING = (
-    "Accuracy is falling significantly: {}. End the run with Ctrl-C, which keeps it, and lower the learning rate "
-    "(algorithm.lr){}."
-)
-"""What is said about one that goes on."""
-
-KEEP_BEST = ', and let the run end with its best weights (algorithm.final = "best")'
-"""What is added if it ended with its last weights."""
-
-
-REWARD_ONLY = (
-    "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by {:.2g}."
-)
-"""What is said about a run without problems whose reward rose, and not the accuracy of the tasks that it measured."""
 
 UNMEASURED = "No fault was found. The gain is not known: no tasks were measured both before and after training."
 """What is said about a run without problems that measured too little."""
@@ -120,18 +99,12 @@ NO_ROLLOUT = (
 )
 """What is said about a run whose steps had no rollout."""
 
-UNSEEN = " Not checked by the auditor in any step: {}."
-"""What is added to each of these sentences."""
-
 
 @attrs.frozen(kw_only=True, str=False)
 class Diagnosis:
     """What is known about a run's learning.
 
     Attributes:
-        run: The run's name.
-        status: as of `agentrig.view.figures.status`.
-        steps: Steps that have ended.
         gained: Whether it got better for certain, or solved its tasks; not if only the reward of training rose.
         gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
@@ -140,8 +113,6 @@ class Diagnosis:
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
-        checks: What is fine, and facts.
-        missing: What is missing or cannot be read.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
         unseen: The links that it looked at in no step.
         next_step: What to do next in a run without problems, and what of the run says so; empty if nothing does.
@@ -173,9 +144,6 @@ class Diagnosis:
 def diagnose(run: RunData | Path) -> Diagnosis:
     """Find what held a run's learning back.
 
-    Args:
-        run: A run directory, or what `agentrig.view.reading.read_run` returned.
-
     Raises:
         AgentrigError: It is no run directory.
     """
@@ -200,7 +168,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         texts = [f.text.partition("; resume with: ")[0] for f in ends]
         ends = [attrs.evolve(f, text=text) for f, text in zip(ends, texts, strict=True) if "; " in text]
     advice = outcome.go_on if stopped else advice
-    loss = _loss(evidence) if fewer_right(evidence) and not solved else ""
+    change = next((f.text for f in by_rule[outcome.changes]), "")
+    loss = _loss(evidence, change) if fewer_right(evidence) and not solved else ""
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
@@ -213,7 +182,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         status=figures.status(data),
         steps=len(data.steps),
         gained=better and rise is None,
-        gain=_gain(evidence) if more_right(evidence) else "",
+        gain=f"{change[0].upper()}{change[1:]}." if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
         loss=loss,
         no_gain=no_gain,
@@ -231,15 +200,13 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     )
 
 
-def _gain(evidence: Evidence) -> str:
-    (found,) = outcome.changes(evidence)
-    return f"{found.text[0].upper()}{found.text[1:]}."
-
-
-def _loss(evidence: Evidence) -> str:
-    (found,) = outcome.changes(evidence)
-    keep = KEEP_BEST if evidence.value("algorithm.final") == "last" else ""
-    return (LOSING if evidence.run.running else LOSS).format(found.text, keep)
+def _loss(evidence: Evidence, change: str) -> str:
+    last = evidence.value("algorithm.final") == "last"
+    keep = ', and let the run end with its best weights (algorithm.final = "best")' if last else ""
+    rate = f"the learning rate (algorithm.lr){keep}."
+    if evidence.run.running:
+        return f"Accuracy is falling significantly: {change}. End the run with Ctrl-C, which keeps it, and lower {rate}"
+    return f"No fault was found, but accuracy fell significantly: {change}. Lower {rate}"
 
 
 def _no_gain(evidence: Evidence) -> str:
@@ -273,7 +240,11 @@ def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
     last = next((f for f in placed if f.ended and f.follows and f.cause == NO_SIGNAL), None)
     if last is None or same is not None:
         return placed
-    return [_led_to(last, f) if f.cause == last.follows else f for f in placed if f is not last]
+    found = [f for f in placed if f is not last]
+    cause = next(f for f in found if f.cause == last.follows)
+    lines = [f"{IT_ENDED}{last.text}", *cause.advice.splitlines(), *last.advice.splitlines()]
+    found[found.index(cause)] = attrs.evolve(cause, advice="\n".join(dict.fromkeys(lines)), ended=True)
+    return found
 
 
 def _above(finding: Finding, others: Sequence[Finding]) -> list[str]:
@@ -281,24 +252,23 @@ def _above(finding: Finding, others: Sequence[Finding]) -> list[str]:
     return [f.cause for f in others if f is not finding and finding.cause in f.explains]
 
 
-def _led_to(stop: Finding, cause: Finding) -> Finding:
-    """Return a cause with what it led to: the run's end, and the examples that this gave."""
-    lines = [f"{IT_ENDED}{stop.text}", *cause.advice.splitlines(), *stop.advice.splitlines()]
-    return attrs.evolve(cause, advice="\n".join(dict.fromkeys(lines)), ended=True)
-
-
 def verdict(diagnosis: Diagnosis) -> str:
     """Return the sentence about a run without problems."""
     if not diagnosis.steps:
-        nothing = NOT_YET if diagnosis.status == "running" else NO_STEP
-        return f"{diagnosis.no_gain} {diagnosis.next_step}" if diagnosis.no_gain else nothing
-    unseen = UNSEEN.format(", ".join(diagnosis.unseen)) if diagnosis.unseen else ""
+        if diagnosis.no_gain:
+            return f"{diagnosis.no_gain} {diagnosis.next_step}"
+        nothing = "Nothing is known: metrics.jsonl has no figures of a training step."
+        return NOT_YET if diagnosis.status == "running" else nothing
+    unseen = f" Not checked by the auditor in any step: {', '.join(diagnosis.unseen)}." if diagnosis.unseen else ""
     if diagnosis.loss:
         return diagnosis.loss + unseen
     if diagnosis.status == "running":
         return GOES_ON + unseen
     if diagnosis.reward_rise is not None:
-        said = REWARD_ONLY.format(diagnosis.reward_rise)
+        said = (
+            "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by "
+            f"{diagnosis.reward_rise:.2g}."
+        )
     else:
         chance = NO_GAIN.format("lost" if diagnosis.lost else "gained")
         said = NOTHING_WRONG if diagnosis.gained else diagnosis.no_gain or chance
@@ -345,7 +315,9 @@ def details(found: Finding) -> list[str]:
     """
     facts = []
     ended = found.ended and found.count == 1
-    if found.count is not None and not ended and not _tells_count(found):
+    text, times = found.text.replace("\N{NARROW NO-BREAK SPACE}", ""), f"{found.count} of {found.of}"
+    told = re.search(rf"\b{times}\b", text) or (found.count == found.of and f"none of {found.of} " in text)
+    if found.count is not None and not ended and not told:
         facts.append(f"seen in {count(found.count)} of {count(found.of)} {found.unit}")
     if found.since and not re.search(rf"\bstep {found.since}\b", found.text):
         facts.append(f"{'it ended the run in' if ended else 'first seen in'} step {found.since}")
@@ -356,10 +328,3 @@ def details(found: Finding) -> list[str]:
     if found.settings:
         lines.append(f"settings: {', '.join(found.settings)}")
     return lines
-
-
-def _tells_count(found: Finding) -> bool:
-    """Whether the text of a finding says how often, of how many; with thousands separators or without."""
-    texts = [f"{found.count} of {found.of}", f"{count(found.count)} of {count(found.of)}"]
-    texts += [f"none of {count(found.of)}"] if found.count == found.of else []
-    return any(re.search(rf"\b{text}\b", found.text) for text in texts)

@@ -12,7 +12,6 @@ from agentrig.figures import machine as named_machine
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import ENDED
 from agentrig.run.past import stated_ends
-from agentrig.text import read_text
 from agentrig.traces import items
 from agentrig.view.reading import RunData, dig, mapping
 
@@ -123,10 +122,8 @@ def _paths(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tup
 def places(run: RunData, axis: str) -> dict[int, float]:
     """Return where each step ends on an x axis; step 0 is before training.
 
-    Args:
-        run: The run.
-        axis: `step`, `time` (seconds that the steps took so far) or `tokens` (sampled in training so far). After a
-            step that did not record it, no place is known.
+    `axis` is `step`, `time` (seconds that the steps took so far) or `tokens` (sampled in training so far). After a step
+    that did not record it, no place is known.
     """
     path = {"step": ("step",), "time": ("step_s",), "tokens": ("call_tokens", "recorded")}[axis]
     found, sum_so_far = {0: 0.0}, 0.0
@@ -201,13 +198,6 @@ def time_split(run: RunData) -> dict[str, float]:
     return {part: math.fsum(row.get(part, 0.0) for row in rows) / len(rows) for part in names}
 
 
-def time_share(run: RunData) -> dict[str, float]:
-    """Return each part's share of the steps' wall time, without that of audits."""
-    split = {part: seconds for part, seconds in time_split(run).items() if part != "audit"}
-    wall = math.fsum(split.values())
-    return {part: seconds / wall for part, seconds in split.items()} if wall else {}
-
-
 def totals(run: RunData, *path: str) -> dict[str, int]:
     """Return the sums over all steps of a metric that counts by name, such as `("nodes", "seen")`."""
     found: dict[str, int] = {}
@@ -215,6 +205,16 @@ def totals(run: RunData, *path: str) -> dict[str, int]:
         for name, count in counts(dig(row, *path)).items():
             found[name] = found.get(name, 0) + int(count)
     return found
+
+
+def books(run: RunData, key: str) -> dict[str, int]:
+    """Return the ledger's `calls` or `call_tokens` of all steps: `recorded`, each place, `dropped` and each reason.
+
+    Reasons come as `dropped: REASON`. Empty before the first step.
+    """
+    reasons = totals(run, key, "dropped")
+    found = totals(run, key) | {f"dropped: {reason}": n for reason, n in reasons.items()}
+    return found | {"dropped": sum(reasons.values())} if found else {}
 
 
 def starting_model(run: RunData) -> str:
@@ -238,20 +238,6 @@ def descent(run: RunData) -> str:
         step = f"{mapping(each).get('run')}, step {mapping(each).get('step')}"
         parts.append(f"{step} (weights {digest})" if digest else step)
     return ", from ".join(parts)
-
-
-def context_length(run: RunData) -> int | None:
-    """Return the context length in tokens from the run's settings, else from its latest checkpoint's model."""
-    keys = ("max_length",), ("verl", "data", "max_prompt_length")
-    stated = next(filter(None, (number(dig(run.config, "algorithm", *key)) for key in keys)), None)
-    if stated is None:
-        try:
-            latest = read_text(run.directory / "checkpoints" / "latest").strip()
-            model = json.loads(read_text(run.directory / "checkpoints" / latest / "config.json"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        stated = number(mapping(model).get("max_position_embeddings"))
-    return None if stated is None else int(stated)
 
 
 def devices(run: RunData) -> list[str]:

@@ -77,12 +77,7 @@ def commands(text: str) -> Markup:
 
 @attrs.frozen
 class Links:
-    """Where a page's links lead; an empty address leaves a link out.
-
-    Attributes:
-        run: The address of the run on the live page; '' in a file.
-        anchors: In a file: the anchor of each rollout that it has, by id.
-    """
+    """Where a page's links lead: on the live page of a `run`, in a file to the `anchors` of rollouts; '' for none."""
 
     run: str = ""
     anchors: Mapping[str, str] = attrs.field(factory=dict)

@@ -25,7 +25,7 @@ from rich.text import Text
 from agentrig import hookimpl
 from agentrig.audit.verdicts import FIRST
 from agentrig.errors import RunFileError
-from agentrig.figures import counted, number, percent
+from agentrig.figures import counted, number, percent, unaudited_s
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.run.damage import read_object
 from agentrig.text import amount
@@ -33,7 +33,6 @@ from agentrig.view import figures
 from agentrig.view.figures import SMOOTHING
 from agentrig.view.reading import dig, read_run
 from agentrig.view.terminal import run_ending
-from agentrig.view.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -78,11 +77,7 @@ class Batch:
 
 
 class LiveDisplay:
-    """Shows a run while it runs; register it with `registry.add_observer(LiveDisplay(), "display")`.
-
-    Args:
-        console: Where to write; standard output by default.
-    """
+    """Shows a run while it runs; register it with `registry.add_observer(LiveDisplay(), "display")`."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -98,7 +93,8 @@ class LiveDisplay:
         self._done = 0
         self._last: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
-        self._time_left = TimeLeft()
+        self._step_s: deque[float] = deque(maxlen=SMOOTHING)
+        self._report_s = 0.0  # of the measurement before training; the one after it is expected to last as long
         self._validation = self._held_out = ""
         self._failures: Counter[str] = Counter()
         self._batch, self._of = Batch(), dict[str, int]()  # _of: the tasks of a measurement, by mode
@@ -122,17 +118,14 @@ class LiveDisplay:
             self._sampling = f" ({how})" if how else ""
             self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
-            self._time_left = TimeLeft.of(event)
         with suppress(RunFileError):
             data = dig(read_object(event.directory / "manifest.json"), "data")
             self._of = {mode: int(number(dig(data, mode, "tasks")) or 0) for mode in ("report", "validation")}
-        self._time_left.tasks = self._of
         if event.first_step > 1:
             run = read_run(event.directory)
             rewards = [number(m.get("reward")) for m in run.steps if m["step"] < event.first_step]
             self._rewards.extend(reward for reward in rewards if reward is not None)
             accuracy = figures.held_out(run)["accuracy"]["before"]
-            self._time_left.reports = accuracy is not None
             self._held_out = "" if accuracy is None else f"{percent(accuracy)}% before training{self._sampling}"
         parts = [] if self._announced else [f"run {event.directory}"]
         left = None if event.steps is None else event.steps - event.first_step + 1
@@ -153,7 +146,7 @@ class LiveDisplay:
             if changed:
                 self._batch = Batch(doing, self._of.get(rollout.mode, 0))
                 if former.doing.startswith(_DOING["report"]):
-                    self._time_left.report_s = time.monotonic() - former.began
+                    self._report_s = time.monotonic() - former.began
             self._batch.ended += 1
             if rollout.failure is not None:
                 self._failures[rollout.failure] += 1
@@ -186,7 +179,7 @@ class LiveDisplay:
             self._last, self._done = m, event.step
             if m.get("reward") is not None:
                 self._rewards.append(m["reward"])
-            self._time_left.add(event.step, m)
+            self._step_s.extend(filter(None, [unaudited_s(m)]))
             validation = _measured(m.get("validation_accuracy"), m.get("validation_reward"))
             self._validation = f"{validation} at step {event.step}" if validation else self._validation
             of = f"/{self._steps}" if self._steps else ""
@@ -316,9 +309,10 @@ class LiveDisplay:
         return [(label, text) for label, text in rows if text]
 
     def _eta(self) -> list[str]:
-        """Return the estimated time of the rest of the run; empty if it is not known."""
-        left = self._time_left.after(self._done)
-        return [] if left is None else [f"eta {_clock(left)}"]
+        """Return the estimated time of the rest of the run, by the latest steps; empty if it is not known."""
+        if self._steps is None or self._done >= self._steps or not self._step_s:
+            return []
+        return [f"eta {_clock((self._steps - self._done) * sum(self._step_s) / len(self._step_s) + self._report_s)}"]
 
 
 def _measured(accuracy: float | None, reward: float | None = None) -> str:

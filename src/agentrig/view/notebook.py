@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from markupsafe import Markup
 
-from agentrig.errors import AgentrigError, nearest
+from agentrig.errors import AgentrigError, extra, nearest
 from agentrig.figures import amount, number, percent
 from agentrig.run.damage import writing
 from agentrig.text import flat
@@ -34,12 +34,7 @@ COLUMNS = (
 
 @attrs.frozen
 class Plot:
-    """A plot of the report; a notebook shows it.
-
-    Attributes:
-        name: Its name.
-        png: The picture.
-    """
+    """A plot of the report; a notebook shows it."""
 
     name: str
     png: bytes = attrs.field(repr=False)
@@ -63,13 +58,6 @@ class LoadedRun:
     """A run directory, read when it is asked for; `load_run` makes it.
 
     It reads only. What is missing or damaged is left out, and `missing` lists it. Frames are pandas DataFrames.
-
-    Args:
-        path: The run directory.
-
-    Attributes:
-        path: The run directory.
-        data: What `agentrig.view.reading.read_run` returned.
     """
 
     def __init__(self, path: Path) -> None:
@@ -246,10 +234,8 @@ def _span_row(row: Mapping[str, Any], span: Mapping[str, Any], node: str | None)
 
 
 def _pandas() -> Any:
-    try:
+    with extra("notebook", "frames need pandas"):
         import pandas
-    except ImportError as error:
-        raise AgentrigError("frames need pandas, which is not installed: pip install 'agentrig[notebook]'") from error
     return pandas
 
 

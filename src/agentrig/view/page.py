@@ -27,12 +27,6 @@ PLOTS = ("accuracy", "reward", "time", "response tokens")
 def render(runs: Sequence[RunData], *, gold: bool = False, prices: Prices | None = None, each: bool = False) -> str:
     """Return the page of one run, or of several that it compares: one file, without scripts.
 
-    Args:
-        runs: At least one.
-        gold: Whether the rollouts are shown with the private part of their tasks.
-        prices: For several runs: what tokens and machines cost.
-        each: For several runs: give those that differ only in their seed a line each.
-
     Raises:
         ConfigError: A run is named twice.
     """
@@ -71,13 +65,9 @@ def view(
     at: str = "",
     drawn: Sequence[Plot] = (),
 ) -> dict[str, Any]:
-    """Return what the templates show of a run.
+    """Return what the templates show of a run; `at` begins its anchors, for a page with several runs.
 
-    Args:
-        run: The run.
-        whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
-        at: The beginning of its anchors, for a page with several runs.
-        drawn: Its curves.
+    Not `whole`: its rollouts, which take seconds if they are many, are not read, and there are no examples.
     """
     ends = before_and_after(run, whole=whole)
     failed = [tables.failures(run)] if whole else []
@@ -113,10 +103,6 @@ def view(
 def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     """Return what the templates show of both ends of training, and of where rewards disagree.
 
-    Args:
-        run: The run.
-        whole: Whether to show tasks and tables too, for which whole rollouts are read.
-
     Returns:
         The held-out `accuracy` and `reward`, `chance`, in words, whether the gain may be chance, and more; `chance` is
         empty without held-out rollouts of both ends.
@@ -125,11 +111,12 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     better, worse, _, _ = evidence.changed
     chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
     measured = figures.held_out(run)
+    stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
     found |= {
         "running": run.running,
         "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
-        "split": _split(run),
+        "split": f"held-out split {stated}" if stated else "held-out split",
         "missing": [],
         "chance": chance,
         "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
@@ -160,12 +147,11 @@ def _about(run: RunData) -> list[tuple[str, str]]:
     components, server, packages, data = (
         mapping(manifest.get(key)) for key in ("components", "server", "packages", "data")
     )
-    plugins = manifest.get("plugins")
     listed = [
         f"{plugin.get('distribution')} {plugin.get('version')}"
         + ("" if plugin.get("status", "ok") == "ok" else f" ({plugin['status']})")
-        for plugin in (plugins if isinstance(plugins, list) else ())
-        if isinstance(plugin, Mapping)
+        for plugin in map(mapping, items(manifest.get("plugins")))
+        if plugin
     ]
     versions = {"agentrig": manifest.get("agentrig"), "python": manifest.get("python"), **packages}
     splits = [
@@ -188,11 +174,6 @@ def _about(run: RunData) -> list[tuple[str, str]]:
         "started": str(manifest.get("created") or ""),
     }
     return [(name, text) for name, text in about.items() if text]
-
-
-def _split(run: RunData) -> str:
-    stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
-    return f"held-out split {stated}" if stated else "held-out split"
 
 
 def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -24,8 +24,27 @@ AXES = {"step": "step", "time": "wall time of the steps, s", "tokens": "tokens s
 SMALL = 0.001
 """A part with a smaller share of the time is too small to see."""
 
-MORE = ("prompt tokens", "transitions a rollout", "entropy, nats", "clip fraction", "gradient norm")
-"""Plots that few need."""
+METRICS: Sequence[tuple[str, tuple[str, ...], str]] = (
+    ("response tokens", ("response_tokens",), "Mean of a trained call."),
+    ("prompt tokens", ("prompt_tokens",), "Mean of a trained call."),
+    (
+        "transitions a rollout",
+        ("transitions_per_rollout",),
+        "Calls that the adapter keeps for training, of each rollout.",
+    ),
+    (
+        "entropy, nats",
+        ("algorithm", "entropy"),
+        "How uncertain the model is of a token of the trained calls: near 0, these hardly differ.",
+    ),
+    (
+        "clip fraction",
+        ("algorithm", "clip_fraction"),
+        "Trained tokens that the loss ignores, because they have moved far enough.",
+    ),
+    ("gradient norm", ("algorithm", "grad_norm"), "The size of an update before it is limited."),
+)
+"""Plots of a figure of each step: name, place in its line, caption; few need any but the first."""
 
 Points = tuple[Sequence[float], Sequence[float]]
 
@@ -87,8 +106,6 @@ class Plot:
     """What a plot shows.
 
     Attributes:
-        name: Its title.
-        lines: Its lines; there is at least one.
         unit: Written behind the values, such as `%`.
         from_zero: Whether the axis begins at 0, or below it, unless only a part of the x axis is shown.
         caption: What it shows; empty if the title says it.
@@ -190,13 +207,13 @@ def plots_of(
     """Return the plots of a run, or of several: what their `metrics.jsonl` has so far.
 
     Args:
-        runs: At least one.
         axis: What the x axis has, a key of `AXES`.
         window: The part of the x axis to show, from and to; None for its ends.
         metrics: Further metrics to draw, before the others: their names in `figures.metrics`.
     """
     accuracy = "The share of answers that are correct. Held-out tasks are measured once before and once after training."
     reward = "The mean over a step's rollouts that were scored."
+    loss = "How unlikely the model finds the demonstrations."
     sampled = [run for run in runs if not figures.demonstrated(run)]
     pairs = {tuple(figures.sampling(run.config, key) for key in ("temperature", "val_temperature")) for run in sampled}
     training, held_out = pairs.pop() if len(pairs) == 1 else ("", "")
@@ -208,38 +225,13 @@ def plots_of(
         *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),
         Plot(name="accuracy", lines=_measured(runs, "accuracy"), unit="%", from_zero=True, caption=accuracy),
         Plot(name="reward", lines=_measured(runs, "reward"), from_zero=True, caption=reward),
-        *(
-            [_metric(runs, "loss", "algorithm", "loss", caption="How unlikely the model finds the demonstrations.")]
-            if not sampled
-            else []
-        ),
+        *([] if sampled else [_metric(runs, "loss", "algorithm", "loss", caption=loss)]),
         _time(runs),
-        _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
-        _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
-        _metric(
-            runs,
-            "transitions a rollout",
-            "transitions_per_rollout",
-            caption="Calls that the adapter keeps for training, of each rollout.",
-        ),
-        _metric(
-            runs,
-            "entropy, nats",
-            "algorithm",
-            "entropy",
-            caption="How uncertain the model is of a token of the trained calls: near 0, these hardly differ.",
-        ),
-        _metric(
-            runs,
-            "clip fraction",
-            "algorithm",
-            "clip_fraction",
-            caption="Trained tokens that the loss ignores, because they have moved far enough.",
-        ),
-        _metric(runs, "gradient norm", "algorithm", "grad_norm", caption="The size of an update before it is limited."),
+        *(_metric(runs, name, *path, caption=caption) for name, path, caption in METRICS),
         _failures(runs),
     ]
-    found = [attrs.evolve(plot, more=plot.name in MORE) for plot in found]
+    more = {name for name, _, _ in METRICS[1:]}
+    found = [attrs.evolve(plot, more=plot.name in more) for plot in found]
     places = [figures.places(run, axis) for run in runs]
     shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
     shown = [_placed(plot, axis, places, window) for plot in shown if plot.lines]
@@ -273,7 +265,6 @@ class Pen:
     """Makes the lines of a run.
 
     Attributes:
-        run: The run.
         own: Its colour beside other runs, where its name is the label of its lines; None if it is alone.
         place: Which of the runs it is, from 0.
     """
@@ -337,12 +328,10 @@ def _measured(runs: Sequence[RunData], key: str) -> list[Line]:
         for i, name in enumerate([] if share else second_rewards(pen.run), 3):
             points = figures.series(pen.run, SECOND, name, "mean")
             lines += pen.trained(f"second reward: {name}", color_of(i), points, pale=False, dashed=True)
-    return [_in_percent(line) for line in lines] if share else lines
-
-
-def _in_percent(line: Line) -> Line:
-    intervals = [ends and (100 * ends[0], 100 * ends[1]) for ends in line.intervals]
-    return attrs.evolve(line, ys=[100 * value for value in line.ys], intervals=intervals)
+    for i, line in enumerate(lines if share else ()):
+        intervals = [ends and (100 * ends[0], 100 * ends[1]) for ends in line.intervals]
+        lines[i] = attrs.evolve(line, ys=[100 * value for value in line.ys], intervals=intervals)
+    return lines
 
 
 def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", from_zero: bool = True) -> Plot:
@@ -354,11 +343,6 @@ def _parts(pen: Pen, found: Sequence[tuple[int, Mapping[str, float]]], least: fl
     """Return a line for each part with a larger share than the least; `other`, the rest, is grey.
 
     Parts beyond the number of colours have dashed lines.
-
-    Args:
-        pen: Of the run.
-        found: Each step, and its parts.
-        least: The share.
     """
     steps, values = [step for step, _ in found], dict[str, list[float]]()
     for part in figures.in_order({part for _, parts in found for part in parts}):

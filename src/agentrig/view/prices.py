@@ -36,21 +36,8 @@ class MachinePrice:
 
 @attrs.frozen(kw_only=True)
 class Prices:
-    """A price table.
+    """A price table: a `TokenPrice` by each model's name, and a `MachinePrice` by each machine's."""
 
-    Attributes:
-        currency: Shown behind each cost.
-        models: By the model's name, as the comparison shows it.
-        machines: By the machine's name, as the comparison shows it.
-    """
-
-    currency: str = ""
-    models: Mapping[str, TokenPrice] = attrs.field(factory=dict)
-    machines: Mapping[str, MachinePrice] = attrs.field(factory=dict)
-
-
-@attrs.frozen(kw_only=True)
-class _File:
     currency: str = setting("", help="shown behind each cost")
     models: dict[str, Any] = setting(dict, help="[models.NAME] has prompt and response")
     machines: dict[str, Any] = setting(dict, help="[machines.NAME] has hour")
@@ -64,7 +51,7 @@ def read_prices(file: Path) -> Prices:
             negative or no number.
     """
     try:
-        found = structure(_File, tomllib.loads(utf8_text(file)), owner="the price table", section=str(file))
+        found = structure(Prices, tomllib.loads(utf8_text(file)), owner="the price table", section=str(file))
     except OSError as error:
         raise ConfigError(f"the price table {file} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
@@ -80,11 +67,8 @@ def read_prices(file: Path) -> Prices:
             for name, keys in tables.items()
         }
 
-    return Prices(
-        currency=found.currency,
-        models=priced(TokenPrice, "models", found.models),
-        machines=priced(MachinePrice, "machines", found.machines),
-    )
+    models, machines = priced(TokenPrice, "models", found.models), priced(MachinePrice, "machines", found.machines)
+    return attrs.evolve(found, models=models, machines=machines)
 
 
 def priced(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:

@@ -65,9 +65,6 @@ class RolloutFile:
     """One Parquet file of `rollouts/`: all rollouts of a mode and step.
 
     Attributes:
-        mode: Their mode.
-        step: Their step.
-        path: Where it is.
         recorded: Its SHA-256 as the run wrote it; None if that is not known.
         damage: Why it cannot be read, one sentence each; it grows as it is read.
     """
@@ -110,16 +107,12 @@ class RunData:
     """The content of a run directory.
 
     Attributes:
-        directory: The run directory.
         config: `config.toml`, section to keys.
-        config_text: The text of that file.
-        manifest: `manifest.json`.
         steps: The lines of `metrics.jsonl` in order of their step, without figures that no run can have; for a step
             that ran twice (in a resumed run) the later line.
         summary: `summary.json`; empty until the run has ended.
         progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
         error: `error.json`: the error that ended the run; empty without one. A resumed run removes it.
-        files: The rollout files, by mode and step.
         unread: What is missing or cannot be read, one sentence each, without what `missing` adds.
         running: Whether a process holds the run's lock, and has not written how the run ended.
         resuming: Whether it is at work, and has ended no step yet after an earlier part: that one's end still holds.
@@ -238,11 +231,7 @@ def no_run(path: Path) -> str:
 
 
 def read_run(directory: Path, seen: Seen | None = None) -> RunData:
-    """Read a run directory without its rollouts.
-
-    Args:
-        directory: The run directory.
-        seen: What was read of its rollouts before.
+    """Read a run directory without its rollouts; `seen` is what was read of these before.
 
     Raises:
         AgentrigError: There is no such directory, or nothing in it that a run writes, or its format is of a later
@@ -258,7 +247,8 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     text = str(_read(directory / "config.toml", _text, missing) or "")
     odd = _not_utf8(directory / "config.toml") if "\N{REPLACEMENT CHARACTER}" in text else ""
     missing += [f"{odd}. {CURES['config.toml']}"] if odd else []
-    config = _read(directory / "config.toml", _toml, [] if odd else missing) if text else {}
+    whole = text.removeprefix("\N{BYTE ORDER MARK}")
+    config = _read(directory / "config.toml", lambda _: tomllib.loads(whole), [] if odd else missing) if text else {}
     manifest = _read(directory / "manifest.json", read_object, missing, needed=not running)
     if not text.strip() and (directory / "config.toml").is_file() and not missing:
         missing.append(f"config.toml is empty. {CURES['config.toml']}")
@@ -286,7 +276,10 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    summary = _read(directory / "summary.json", _summary, missing, needed=False) if before or not running else {}
+    summary: Any = {}
+    if before or not running:
+        file = directory / "summary.json"
+        summary = _read(file, lambda file: checked_summary(read_object(file)), missing, needed=False)
     resuming = running and bool(summary) and max((line["step"] for line in told), default=0) <= summary.get("steps", 0)
     resuming |= running and os.path.lexists(directory / "error.json")
     summary = {} if running else summary
@@ -440,9 +433,7 @@ def rollout_rows(
     """Yield rollouts of Parquet files as dicts; JSON columns are decoded.
 
     Args:
-        files: The files to read, one after the other.
         columns: Which columns, in addition to `mode` and `step`.
-        ids: Only the rollouts with these ids.
         decode: False leaves JSON columns as text.
     """
     for file in files:
@@ -478,15 +469,15 @@ def _read(path: Path, read: Callable[[Path], Any], missing: list[str], *, needed
         missing.append(f"{path.name} is a link to what is not there: {os.readlink(path)}")
         return {}
     try:
-        return read(path)
+        with reading(path):
+            return read(path)
     except (OSError, RunFileError) as error:
         missing.append(first_line(error))
         return {}
 
 
 def _text(path: Path) -> str:
-    with reading(path):
-        return path.read_text("utf-8", "replace")
+    return path.read_text("utf-8", "replace")
 
 
 def _not_utf8(path: Path) -> str:
@@ -497,16 +488,6 @@ def _not_utf8(path: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         return f"{path.name} is damaged: line {line} has bytes that are no UTF-8 text; read as far as it can be"
     return ""
-
-
-def _summary(path: Path) -> Mapping[str, Any]:
-    with reading(path):
-        return checked_summary(read_object(path))
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    with reading(path):
-        return tomllib.loads(_text(path).removeprefix("\N{BYTE ORDER MARK}"))
 
 
 def rollout_files(folder: Path) -> Iterator[RolloutFile]:

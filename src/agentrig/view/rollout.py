@@ -76,8 +76,6 @@ class Call:
         node: The graph node that made it.
         messages: What it was asked, without what the call before it in this trace was asked already.
         repeated: How many messages are left out because the call before had them.
-        reply: What the model said.
-        tokens: Its sampled tokens.
         decoded: Whether they are text, and not ids.
         sampled: How many there are.
         length: The tokens of prompt and reply, and why it ended if not by itself, as text.
@@ -104,13 +102,10 @@ class Node:
     """A span: its place in the tree, and what was said in it or what it returned.
 
     Attributes:
-        id: The span's.
         name: The graph node, the tool, or what the span is.
         kind: `rollout`, `node`, `call`, `tool` or `span`.
         depth: 0 for a root.
         at: Seconds since the first span began.
-        seconds: How long it took.
-        error: Its error, or ''.
         tokens: Of the calls in it: prompt tokens and sampled tokens.
         call: Of an LLM call, what was said.
         texts: Of another span, its texts, by key: the output of a node, input and output of a tool, what a program
@@ -141,13 +136,11 @@ class Readable:
     """A rollout as it is shown.
 
     Attributes:
-        row: Its row of the rollout file.
         title: The task's question, as `question` has it.
         verdict: `right`, `wrong`, `part` or `failed`.
         score: Its value, or its failure.
         input: The task's input, key and text; of a path only the file's name, after `FOLDER`.
         tree: All spans, parents first.
-        answer: What the agent answered.
         reasons: What the reward says about its score.
         second_rewards: What other rewards say, name and score.
     """
@@ -250,9 +243,7 @@ def readable(
     Args:
         row: Its row, with decoded JSON columns; those that it lacks count as empty.
         calls: Where its calls went, by the id of their span.
-        tokenizer: Of its model.
         longest: Characters of a text; the end of a longer one is left out.
-        most_tokens: Sampled tokens of a call.
     """
     row = {**dict.fromkeys(COLUMNS), **row}
     trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))

@@ -45,9 +45,6 @@ def before_after(evidence: Evidence) -> dict[str, Any] | None:
     It chooses tasks of each kind at equal distances in the order of their ids, including tasks that got worse, so that
     the choice is reproducible and not biased.
 
-    Args:
-        evidence: Has the first and the last measurement.
-
     Returns:
         `where` they were measured, how many tasks were `judged` both times and got `better` and `worse`, whether that
         may be `chance`, all whose verdict `changed` (the words for it, and each task with the ids of its two rollouts),
@@ -155,11 +152,6 @@ def add_gold(run: RunData, pairs: Mapping[str, Any] | None) -> None:
 
 def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any]:
     """Return the rollouts that a run's examples mention, and those of a group of the last step, for one file.
-
-    Args:
-        run: The run.
-        view: What else the page shows of it.
-        gold: Whether to show the private part of the tasks.
 
     Returns:
         `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for templates.

@@ -24,10 +24,6 @@ def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
     return first if first == last else f"{first} → {last}"
 
 
-def _gpus(n: int | None) -> str:
-    return "0 (cpu)" if n == 0 else _shown(n)
-
-
 def _part(seconds: Mapping[str, float], part: str) -> str:
     """Return the seconds of a part of a step, and its share of them."""
     whole = sum(seconds.values())
@@ -49,7 +45,7 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "transitions_per_rollout": ("Transitions a rollout", lambda found: _arrow(found, 2)),
     "prompt_tokens": ("Prompt tokens", lambda found: _arrow(found, 1)),
     "response_tokens": ("Response tokens", lambda found: _arrow(found, 1)),
-    "gpus": ("GPUs", _gpus),
+    "gpus": ("GPUs", lambda n: "0 (cpu)" if n == 0 else _shown(n)),
     "steps": ("Steps", _shown),
     "hours": ("Hours", lambda hours: plain(hours, 2)),
     "s_per_step": ("s/step", lambda seconds: plain(seconds, 1)),
@@ -77,11 +73,10 @@ SHOWN = 8
 def row_of(run: RunData) -> dict[str, Any]:
     """Return a run's results as JSON values; None if the run does not have one.
 
-    Shares are fractions; `first` and `last` are means over the run's first and last steps
+    `first` and `last` are means over the run's first and last steps
     (`agentrig.view.figures.change`).
     """
     _, seconds = figures.series(run, "step_s")
-    shares = figures.time_share(run)
     return {
         "run": run.name,
         "directory": str(run.directory),
@@ -90,7 +85,6 @@ def row_of(run: RunData) -> dict[str, Any]:
         "model": figures.model_name(run),
         # The published results call this context: the maximum characters of schema in a prompt.
         "context": run.setting("agent", "table_info_truncate"),
-        "context_tokens": figures.context_length(run),
         "turns": run.setting("agent", "max_turns"),
         "trained": sorted(figures.totals(run, "nodes", "trained")) or None,
         **figures.held_out(run),
@@ -102,9 +96,6 @@ def row_of(run: RunData) -> dict[str, Any]:
         "hours": figures.hours(run),
         "s_per_step": mean(seconds),
         "time_s": figures.time_split(run),
-        "rollout_share": shares.get("rollout"),
-        "reward_share": shares.get("reward"),
-        "update_share": shares.get("update"),
         **rollout_counts(run),
         "failures": failures(run),
         "missing": list(run.missing),
@@ -174,11 +165,9 @@ def text_of(shown: tables.Table, *, width: int | None = None) -> str:
 
 
 def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> tables.Table:
-    """Return the results of runs as a table with a column for each of them.
+    """Return the results of runs, rows of `row_of`, as a table with a column for each of them.
 
-    Args:
-        rows: What `row_of` returned of each run, and with it what `tables.held_out` did, or nothing of that.
-        most: Classes of a slice to show: those with most tasks.
+    With what `tables.held_out` returned, it has the `most` largest classes of each slice, too.
     """
     ends, classes = ("before_ci95", "after_ci95"), list(parts([row for row in rows if "slices" in row], most))
     lines: list[list[str]] = []
@@ -202,12 +191,7 @@ def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> ta
 
 
 def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent.
-
-    Args:
-        rows: What `tables.held_out` returned of each run.
-        most: Classes of a slice to show: those with most tasks.
-    """
+    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent."""
 
     def arrow(before: float | None, after: float | None) -> str:
         return NOTHING if before is after is None else f"{percent(before)} → {percent(after)}"

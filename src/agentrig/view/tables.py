@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order
 from agentrig.figures import NOTHING, count, figure, mean, number, percent
+from agentrig.ledger import REASONS
 from agentrig.text import amount
-from agentrig.view import calls, figures
+from agentrig.view import figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 
@@ -33,6 +34,14 @@ WRONG = {
 }
 """Why an answer is wrong, as execution match says it in one word (`details["wrong"]`)."""
 
+PLACES: Mapping[str, str] = {
+    "trained": "in the loss",
+    "masked": "in a sequence as context, without loss",
+    "handed_over": "handed over to the algorithm, which does not say what it did with them",
+    "unaccounted": "neither trained, masked nor dropped: the run stopped",
+}
+"""The places of the ledger of calls, and what they mean."""
+
 EXAMPLE = 240
 """Characters of a failure's message in the table."""
 
@@ -46,11 +55,9 @@ class Table:
     """One table; it is shown if it has rows or a note that stands for them.
 
     Attributes:
-        title: Its title.
         heads: Its columns: the heading, and how they are set: `n` for numbers, `name` for one line, `lines`,
             `wide`, `head` for what a row is of, `run` for figures of a run with its colour, or ''.
         rows: Its cells, as text.
-        note: What to know of it.
         narrow: Whether it fits beside others.
         more: Whether few need it, so that a page folds it.
     """
@@ -64,12 +71,7 @@ class Table:
 
 
 def tables(run: RunData, of_rollouts: Sequence[Table] = ()) -> list[Table]:
-    """Return the tables that a run has something for.
-
-    Args:
-        run: The run.
-        of_rollouts: Those that take reading its rollouts.
-    """
+    """Return the tables that a run has something for, after those that take reading its rollouts."""
     found = [*of_rollouts, _nodes(run), _calls(run), _algorithm(run), _parts(run), _second(run)]
     return [table for table in found if table.rows or table in of_rollouts]
 
@@ -119,24 +121,15 @@ def held_out(run: RunData) -> dict[str, Any]:
 
 
 def slices(found: Mapping[str, Any]) -> list[Table]:
-    """Return the held-out accuracy before and after by each slice of the tasks, by turn, and wrong answers.
-
-    Args:
-        found: What `held_out` returned.
-    """
+    """Return the held-out accuracy before and after by each slice of the tasks, by turn, and wrong answers."""
     measured = [end for end in ENDS if found["scored"].get(end)]
     by_turn, wrong = ({end: found[key][end] for end in measured} for key in ("by_turn", "wrong"))
     ends, every = {end.capitalize(): "n" for end in measured}, []
     for name, parts in found["slices"].items():
         kept = largest({part: of["n"] for part, of in parts.items()}, CLASSES)
         note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
-        if any(0 < parts[part][f"n_{end}"] < parts[part]["n"] for part in kept for end in measured):
-            heads = {name.capitalize(): "name", **ends}
-            rows = [[part, *(_share_of(parts[part], end) for end in measured)] for part in kept]
-            note = f"A row has other tasks before than after. {note}".rstrip()
-        else:
-            heads = {name.capitalize(): "name", "Tasks": "n", **ends}
-            rows = [[part, count(parts[part]["n"]), *(_percent(parts[part][end]) for end in measured)] for part in kept]
+        heads = {name.capitalize(): "name", **ends}
+        rows = [[part, *(_share_of(parts[part], end) for end in measured)] for part in kept]
         every.append(Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True))
     judged = {end: sum(of.values()) for end, of in by_turn.items()}
     turns = sorted(_shares(by_turn, judged), key=lambda row: turn_order(row[0]))
@@ -209,12 +202,23 @@ def _nodes(run: RunData) -> Table:
 
 
 def _calls(run: RunData) -> Table:
+    calls, tokens = figures.books(run, "calls"), figures.books(run, "call_tokens")
+    whole = calls.get("recorded", 0)
+    reasons = sorted((name for name in calls if name.startswith("dropped: ")), key=lambda name: -calls[name])
+    places = {name: says for name, says in PLACES.items() if whole and (calls.get(name) or name == "trained")}
+    places |= {name: REASONS.get(name.removeprefix("dropped: "), "") for name in reasons if whole}
+    shares = {name: calls.get(name, 0) / whole for name in places}
     return Table(
         title="Calls",
         heads={"Place": "lines", "Calls": "n", "Tokens": "n", "Share": "n"},
         rows=[
-            [f"{place}\n{meaning}".strip(), count(n), count(tokens), _percent(share)]
-            for place, meaning, n, tokens, share in calls.rows(run)
+            [
+                f"{place}\n{says}".strip(),
+                count(calls.get(place, 0)),
+                count(tokens.get(place, 0)),
+                _percent(shares[place]),
+            ]
+            for place, says in places.items()
         ],
         note="Every recorded call of the training rollouts is in exactly one row; tokens are sampled ones. A step in "
         "which the rows do not add up ends the run.",

@@ -21,7 +21,7 @@ from agentrig.cli.options import (
 )
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError
-from agentrig.text import amount, one_line, printable
+from agentrig.text import amount, json_text, one_line, printable
 
 if TYPE_CHECKING:
     from agentrig.run.evaluate import Evaluation
@@ -107,15 +107,7 @@ def _model(server: Any) -> str:
 
 
 class _Predictions:
-    """The file of `--save`. An error of writing ends the writing, and not the measurement.
-
-    Attributes:
-        written: How many predictions it has.
-        error: What ended the writing; None if nothing did.
-
-    Raises:
-        AgentrigError: It cannot be opened.
-    """
+    """The file of `--save`. An error of writing ends the writing, and not the measurement."""
 
     def __init__(self, path: Path | None) -> None:
         self.written, self._path = 0, path
@@ -128,7 +120,6 @@ class _Predictions:
     def write(self, rollout: Any) -> None:
         """Add a rollout's answer and score."""
         from agentrig.run.evaluate import prediction
-        from agentrig.text import json_text
 
         if self._file is None or self.error is not None:
             return

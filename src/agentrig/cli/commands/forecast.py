@@ -11,7 +11,8 @@ import click
 from agentrig.cli.options import configured, json_option, make_plan, print_json
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.text import amount, printable
+from agentrig.figures import amount, counted, duration, percent
+from agentrig.text import printable
 
 if TYPE_CHECKING:
     from agentrig.run.forecast import Trial
@@ -85,7 +86,6 @@ def forecast(
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a forecast."""
     from agentrig.device_memory import in_gib
-    from agentrig.figures import amount, counted, duration, percent
     from agentrig.run.metrics import failure_lines
 
     n, groups, each, step, gain = (found[k] for k in ("rollouts_per_task", "groups", "per_rollout", "step", "gain"))
@@ -134,8 +134,6 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _between(least_s: float, most_s: float) -> str:
     """Return a time in words: `about 3 min`, or `4 min to 15 min`."""
-    from agentrig.figures import duration
-
     least, most = duration(least_s), duration(most_s)
     return f"about {most}" if least == most else f"{least} to {most}"
 
@@ -169,8 +167,6 @@ def _cost(found: dict[str, Any], of: str) -> str:
 
 def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
     """Yield what a gain takes to be significant."""
-    from agentrig.figures import percent
-
     n, least, more, once = (
         gain["held_out"],
         gain["least_tasks"],

@@ -8,7 +8,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import attrs
 import click
 
 from agentrig.cli.options import RunPath, json_option, newest_run, print_json
+from agentrig.errors import AgentrigError
+from agentrig.text import printable
 
 PROBLEMS = 1
 """Exit status when something held learning back."""
@@ -39,8 +41,6 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     agentrig why
     agentrig why runs/mini-20260101-120000 --json
     """
-    from agentrig.errors import AgentrigError
-    from agentrig.text import printable
     from agentrig.view.diagnosis import diagnose, words
 
     try:
@@ -70,7 +70,6 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     agentrig report runs/mini-20260101-120000
     """
     from agentrig.figures import points
-    from agentrig.text import printable
     from agentrig.view import build_report, compare
     from agentrig.view.causes.evidence import Evidence
     from agentrig.view.causes.outcome import changes
@@ -96,8 +95,6 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
 
 def _warn_of_missing(rows: Sequence[Mapping[str, Any]]) -> None:
     """Say what of each run is missing, cannot be read, or was changed."""
-    from agentrig.text import printable
-
     for row in rows:
         for text in row["missing"]:
             click.echo(f"agentrig: warning: {row['run']}: {printable(text)}", err=True)
@@ -235,38 +232,28 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     if every and step is not None:
         raise click.UsageError("--step is for one step, --all for every one: leave one of them out")
     from agentrig.audit.auditor import Auditor
-    from agentrig.audit.record import Record
     from agentrig.audit.verdicts import LINKS
-    from agentrig.errors import AgentrigError, RunFileError
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import Rebuilt
-    from agentrig.run.directory import RunDirectory
     from agentrig.run.manifest import EDITED, edited_settings
-    from agentrig.run.past import last_ended, losses
     from agentrig.run.resume import recorded_plan
-    from agentrig.text import printable
+    from agentrig.view.reading import read_run
 
     found = []
     click.echo(f"{run}: reading it, and building its tasks and its reward again …", err=True)
     try:
         with temporary_files():  # torch makes a folder for compiled kernels
             plan = recorded_plan(run)  # names the file if config.toml or manifest.json is damaged
-            for name, now, was in edited_settings(Record(run).config, RunDirectory(run).manifest()):
+            data = read_run(run)
+            for name, now, was in edited_settings(data.config, data.manifest):
                 if name == "algorithm.model":  # no weights could be compared
                     raise AgentrigError(f"{EDITED.format(name, now, was)}. Write {name} = {was!r} there again")
-            there = RunDirectory(run)
-            told, damaged = there.read_metrics()
-            progress, summary = {}, {}
-            with suppress(RunFileError):  # the auditor says so of the links that need it
-                progress = there.read_json("progress.json")
-                summary = there.read_json("summary.json")
-            ended = last_ended(there.checkpoints, progress, told)
-            for text in losses(told, damaged, ended):
+            for text in data.unread:
                 click.echo(f"agentrig: warning: {printable(text)}", err=True)
-            steps = sorted(Record(run).lines)
+            steps = [line["step"] for line in data.steps]
             if step is not None and step not in steps:
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
-            if not steps and ended:
+            if not steps and data.ended:
                 raise AgentrigError(f"{run}/metrics.jsonl has no step, so none can be compared. Restore it from a copy")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
@@ -279,7 +266,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                     def tell(link: str, at: str = f"  step {one}{of}") -> None:
                         click.echo(f"{at}: looking at its {link} …", err=True)
 
-                    stated = summary.get("accuracy") if one == summary.get("steps") else None
+                    stated = data.summary.get("accuracy") if one == data.summary.get("steps") else None
                     found.append(auditor.audit(one, begun=tell, stated=stated))
                     if not as_json:
                         click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} parts compared")

@@ -24,9 +24,8 @@ def new(kind: str, name: str, file: Path | None) -> None:
     agentrig new agent my-sql-agent --here my_agent.py
     """
     from agentrig.plugins.loading import load
-    from agentrig.scaffold.copying import copy
     from agentrig.scaffold.names import check_file, check_name
-    from agentrig.scaffold.templates import source_of, template_of
+    from agentrig.scaffold.templates import copy, source_of, template_of
 
     template = template_of(kind)
     registry = load()

@@ -12,6 +12,7 @@ import click
 from agentrig.cli.groups import NearestGroup
 from agentrig.cli.options import json_option, print_json, stdout_to_stderr
 from agentrig.errors import LookupFailed, nearest
+from agentrig.text import printable
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import PluginInfo, Registry
@@ -32,7 +33,6 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     """
     from agentrig.plugins.loading import load
     from agentrig.plugins.specs import KINDS, PURPOSES
-    from agentrig.text import printable
 
     with stdout_to_stderr():
         registry = load(files=files, strict=strict_plugins)
@@ -62,7 +62,6 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
 
 
 def _print_plugin(plugin: PluginInfo) -> None:
-    from agentrig.text import printable
 
     where = f"plugin {plugin.name}" if plugin.distribution == "file" else plugin.origin
     click.echo(f"{plugin.source}  {plugin.status}  ({where})")
@@ -96,7 +95,6 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
     from agentrig.plan import OWN_SECTIONS, to_toml
     from agentrig.plugins.loading import load
     from agentrig.plugins.specs import KINDS as SPECS
-    from agentrig.text import printable
 
     registry: Registry = ctx.obj
     assert ctx.parent is not None

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import Number, RunPath, find_checkpoint, json_option, print_json, stdout_to_stderr
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.text import amount
 
 
@@ -30,7 +31,6 @@ def export(run: Path, target: Path, check: bool) -> None:
     import shutil
 
     from agentrig.delivery.exported import SIGNATURE, check_export
-    from agentrig.errors import AgentrigError, ConfigError
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import checkpoint_fault
     from agentrig.run.checkpoints import damaged_state
@@ -71,15 +71,9 @@ def export(run: Path, target: Path, check: bool) -> None:
 
 
 def _copy_model(checkpoint: Path, target: Path) -> None:
-    """Copy a checkpoint without the trainer's state; one of adapters is merged by the algorithm that it names.
-
-    Raises:
-        ConfigError: There is no such algorithm here, or it can't merge it.
-        CheckpointDamaged: It does not name its algorithm.
-    """
+    """Copy a checkpoint without the trainer's state; one of adapters is merged by the algorithm that it names."""
     import shutil
 
-    from agentrig.errors import CheckpointDamaged, ConfigError
     from agentrig.plugins.loading import load
     from agentrig.run.checkpoints import STARTING_MODEL
 
@@ -114,7 +108,6 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
     """
     from contextlib import ExitStack
 
-    from agentrig.errors import AgentrigError, ConfigError
     from agentrig.otlp.exporting import BATCH, Exporter, ExportError, OtlpConfig, json_line, origin_of
     from agentrig.otlp.spans import spans_of
     from agentrig.run.damage import writing
@@ -183,7 +176,6 @@ def import_traces(
     agentrig import-traces runs/mini-20260101-120000 --min-reward 1 --out demonstrations.jsonl
     """
     from agentrig.demonstrations import write_demonstrations
-    from agentrig.errors import ConfigError
     from agentrig.importing.collecting import import_traces as collect
     from agentrig.importing.collecting import lines
 

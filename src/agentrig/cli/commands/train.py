@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import RunPath, configured, find_checkpoint, json_option, make_plan, print_json
+from agentrig.errors import ConfigError
 from agentrig.plugins.specs import RUN_KINDS
 
 
@@ -72,7 +73,6 @@ def train(
     agentrig train mini --watch
     agentrig train mini --otlp http://localhost:4318
     """
-    from agentrig.errors import ConfigError
     from agentrig.run import training as run
     from agentrig.run.resume import resume_plan
 
@@ -125,9 +125,7 @@ def page_of(folder: Path, *, stays: bool) -> Iterator[None]:
 
     It prints its link to standard error, so that `--json` keeps standard output for itself.
 
-    Args:
-        folder: The folder.
-        stays: Whether the page is served on after a run that ended well, until Ctrl-C.
+    If it `stays`, it is served on after a run that ended well, until Ctrl-C.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "agentrig", "watch", str(folder), "--with-input"]

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import json_option, measured_server, print_json, stdout_to_stderr
+from agentrig.text import printable
 
 
 @click.command()
@@ -58,7 +59,6 @@ def validate(
     from agentrig.plan import parse_override
     from agentrig.processes.scratch import temporary_files
     from agentrig.testing.validating import validated
-    from agentrig.text import printable
 
     word = words[0] if words and "=" not in words[0] else None
     settings: dict[str, dict[str, Any]] = {}

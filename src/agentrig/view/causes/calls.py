@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from agentrig.figures import count, number
 from agentrig.ledger import CALL_ERROR, LEFT_OUT_BY_ADAPTER, NO_TOKEN_IDS, OTHER_SERVER, UNMATCHED_NODE
 from agentrig.text import amount
-from agentrig.view import calls
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.rollouts import PART_LIMIT
 from agentrig.view.causes.trend import at_least, gained
-from agentrig.view.figures import totals
+from agentrig.view.figures import books, totals
 from agentrig.view.reading import RunData, dig
 
 MOST = 0.6
@@ -58,14 +57,13 @@ REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
 def ledger(evidence: Evidence) -> Iterator[Finding]:
     """The ledger's line; calls in no place are a problem."""
     yield from line(evidence.run)
-    books = calls.books(evidence.run, "calls")
-    if books.get("unaccounted"):
+    sums = books(evidence.run, "calls")
+    if sums.get("unaccounted"):
         steps = [int(s["step"]) for s in evidence.run.steps if number(dig(s, "calls", "unaccounted"))]
         yield problem(
             "lost-calls",
-            f"{count(books['unaccounted'])} of {count(books['recorded'])} calls are neither trained, masked nor "
-            "dropped",
-            seen=(books["unaccounted"], books["recorded"], "calls"),
+            f"{count(sums['unaccounted'])} of {count(sums['recorded'])} calls are neither trained, masked nor dropped",
+            seen=(sums["unaccounted"], sums["recorded"], "calls"),
             since=min(steps, default=None),
             settings=("algorithm.use", "adapter.use"),
             advice="This is a fault of the algorithm or the adapter, not of your settings: docs/proofs.md lists what "
@@ -75,7 +73,7 @@ def ledger(evidence: Evidence) -> Iterator[Finding]:
 
 def line(run: RunData) -> list[Finding]:
     """Return the ledger's line: `20 114 calls: 19 968 trained, 146 left out on purpose: 146 failed-rollout`."""
-    found = calls.books(run, "calls")
+    found = books(run, "calls")
     if not found.get("recorded"):
         return []
     parts = [f"{count(found.get('trained'))} trained"] if found.get("trained") or not found.get("handed_over") else []
@@ -137,8 +135,8 @@ def _silent(evidence: Evidence) -> Iterator[Finding]:
 def _unused(evidence: Evidence) -> Iterator[Finding]:
     """Scored rollouts whose calls were all left out, and calls that broke."""
     scored, unused = evidence.total("scored"), evidence.total("untrained")
-    books = calls.books(evidence.run, "calls")
-    reasons = {reason: books.get(f"dropped: {reason}", 0) for reason in REASONS}
+    sums = books(evidence.run, "calls")
+    reasons = {reason: sums.get(f"dropped: {reason}", 0) for reason in REASONS}
     ended = str(evidence.run.error.get("cause") or "")
     if at_least(unused, scored) > PART_LIMIT:
         named = next((reason for reason, about in REASONS.items() if about[0] == ended), None)
@@ -155,7 +153,7 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
             explains=("weights-unchanged",),
         )
         return
-    recorded = books.get("recorded", 0)
+    recorded = sums.get("recorded", 0)
     for reason in (UNMATCHED_NODE, LEFT_OUT_BY_ADAPTER):
         if at_least(reasons[reason], recorded) > MOST and not gained(evidence):
             yield _left_out(evidence, reason, reasons[reason], recorded)

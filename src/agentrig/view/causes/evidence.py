@@ -40,13 +40,10 @@ class StepFacts:
     """Counts of a step's training rollouts.
 
     Attributes:
-        step: The step.
-        rollouts: All of them.
         failures: How many failed, by kind.
-        reasons_of_failures: How many failed for each reason: see `failure_reason`.
+        reasons_of_failures: How many failed for each reason: its kind, and its message as `alike` has it.
         examples: A message of each of these reasons.
         overlong: Of the failed ones, those whose message says that a prompt was longer than the model's context.
-        scored: Those with a reward.
         right: Of these, the correct ones.
         silent: Scored ones without a call to the model.
         untrained: Scored ones with calls, but without a trained one.
@@ -68,7 +65,6 @@ class StepFacts:
         stuck: The task of each group of `same_wrong`.
         alive: Tasks with a correct rollout, or unlike rewards in a group.
         tried: Tasks with a scored rollout.
-        solved: Tasks with a correct rollout.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
     """
@@ -110,20 +106,20 @@ Measured = Mapping[str, tuple[str, bool, str]]
 """A measurement: task to the id of its rollout, whether it is correct, and the answer, of those that were scored."""
 
 
-def reason_of(details: Any) -> str:
-    """Return the reason in a score's details (JSON), without what is quoted, numbers, and a last name; or ''."""
-    told = _reason(details)
-    kind, _, name = told.rpartition(": ")
-    return re.sub(r"""\d+|"[^"]*"|'[^']*'""", "…", kind if ": " in kind and " " not in name else told)[:120]
-
-
 VARYING = re.compile(r"""(\.py:\d+)|\d+|"[^"]*"|'[^']*'""")
 """What differs between messages of the same cause; a line of code does not."""
 
 
-def failure_reason(kind: str, message: str) -> FailureReason:
-    """Return what failures of the same cause have in common: their kind, and the message without names and numbers."""
-    return kind, VARYING.sub(lambda found: found[1] or "…", message)[:500]
+def alike(message: str) -> str:
+    """Return what messages of the same cause have in common: all but names and numbers."""
+    return VARYING.sub(lambda found: found[1] or "…", message)
+
+
+def reason_of(details: Any) -> str:
+    """Return what a reason in a score's details (JSON) has in common with others, without a last name; or ''."""
+    told = _reason(details)
+    kind, _, name = told.rpartition(": ")
+    return alike(kind if ": " in kind and " " not in name else told)[:120]
 
 
 def _reason(details: Any) -> str:
@@ -147,9 +143,9 @@ def facts_of(file: RolloutFile) -> StepFacts:
             text = str(row["message"] or row["details"] or "")
             failures[kind] += 1
             message = str(row["message"] or _reason(row["details"]) or text)
-            alike = failure_reason(kind, message)
-            reasons[alike] += 1
-            examples.setdefault(alike, message)
+            reason = kind, alike(message)[:500]
+            reasons[reason] += 1
+            examples.setdefault(reason, message)
             overlong += bool(OVERLONG.search(text))
         elif number(row["value"]) is not None:
             groups[str(row["group"] if row["group"] is not None else row["task_id"])].append(row)
@@ -196,7 +192,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         alive={str(row["task_id"]) for row in [*filter(is_correct, scored), *(rows[0] for rows in unlike)]},
         tried={str(row["task_id"]) for row in scored},
         solved={str(row["task_id"]) for row in scored if is_correct(row)},
-        reasons=Counter(reason for row in wrong if (reason := reason_of(row["details"]))),
+        reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )

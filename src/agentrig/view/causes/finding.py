@@ -19,14 +19,11 @@ class Finding:
     Attributes:
         level: `ok`; `fact`: neither good nor bad; `warn`: know this before you trust the run; `problem`: it held
             learning back.
-        text: What was seen, as text.
         cause: A problem's short name, the same in every run; empty for other findings.
         count: How often it was seen.
-        of: Of how many.
         unit: What is counted, in the plural, such as `rollouts`.
         since: The first step in which it was seen; None if that is not known.
         settings: The keys to change, the most likely first.
-        advice: What to do.
         lost: Share of what could have been learned from that it takes away, 0 to 1.
         explains: Causes that follow from this one.
         follows: The cause that it follows from, if that was found too.
@@ -49,15 +46,7 @@ class Finding:
 
 
 def problem(cause: str, text: str, *, seen: tuple[int, int, str], lost: float | None = None, **more: Any) -> Finding:
-    """Return a finding of the level `problem`.
-
-    Args:
-        cause: Its short name.
-        text: What was seen.
-        seen: How often, of how many, and of what.
-        lost: See `Finding`; by default the share of `seen`.
-        more: Other fields of `Finding`.
-    """
+    """Return a finding of the level `problem`; `seen` is how often, of how many, and of what."""
     count, of, unit = seen
     lost = count / max(1, of) if lost is None else lost
     return Finding("problem", text, cause=cause, count=count, of=of, unit=unit, lost=lost, **more)

@@ -75,12 +75,10 @@ def none_right(evidence: Evidence) -> bool:
 def too_hard(evidence: Evidence) -> Finding:
     """Say that no training answer was right, whatever reward was paid for a part."""
     n = evidence.total("scored")
-    text = f"none of {count(n)} training answers was right"
-    if any(facts.reward for facts in evidence.steps):
-        text += "; rewards were paid for parts only"
+    parts = "; rewards were paid for parts only" if any(facts.reward for facts in evidence.steps) else ""
     return problem(
         "tasks-too-hard",
-        text,
+        f"none of {count(n)} training answers was right{parts}",
         seen=(n, n, "rollouts"),
         since=evidence.since("scored"),
         settings=("tasks.use", "reward.use", "algorithm.model", "algorithm.temperature"),
@@ -171,7 +169,8 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
         groups = same = total(steps, "scored")
         right, wrong = total(steps, "right"), same - total(steps, "right")
         what, unit = amount(groups, "rollout"), "rollouts"
-    text = f"in {same} of {what}{_of(evidence, steps)} all rewards were the same"
+    of_steps = "" if len(steps) == len(evidence.steps) else f" of {named([facts.step for facts in steps])}"
+    text = f"in {same} of {what}{of_steps} all rewards were the same"
     size = evidence.setting("algorithm.group_size", "algorithm.verl.actor_rollout_ref.rollout.n")
     cause, settings, advice = "zero-variance-groups", (*size, "tasks.use"), ""
     rewards = set(rewards_of(steps))
@@ -208,10 +207,6 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
         advice=advice,
         explains=CONSTANT_EXPLAINS,
     )
-
-
-def _of(evidence: Evidence, steps: Sequence[StepFacts]) -> str:
-    return "" if len(steps) == len(evidence.steps) else f" of {named([facts.step for facts in steps])}"
 
 
 def better_start(evidence: Evidence, late: Sequence[StepFacts]) -> str:

@@ -15,6 +15,7 @@ from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
 from agentrig.run.verdict import SOLVED
 from agentrig.text import amount
+from agentrig.traces import items
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of, total
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
@@ -152,9 +153,9 @@ def _of_links(lines: Sequence[str]) -> tuple[str, ...]:
 def told(evidence: Evidence) -> Iterator[Finding]:
     """What the run itself has to say: warnings, notes, observers that failed, tasks that are solved."""
     run = evidence.run
-    warnings = [*_strings(run.manifest.get("warnings")), *_strings(run.summary.get("warnings"))]
-    yield from (Finding("warn", text) for text in dict.fromkeys(warnings))
-    yield from (Finding("fact", text) for text in _strings(run.summary.get("notes")))
+    warnings = [*items(run.manifest.get("warnings")), *items(run.summary.get("warnings"))]
+    yield from (Finding("warn", text) for text in dict.fromkeys(map(str, warnings)))
+    yield from (Finding("fact", str(text)) for text in items(run.summary.get("notes")))
     if run.summary.get("solved"):
         yield Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
 
@@ -176,11 +177,9 @@ def reflections(evidence: Evidence) -> Iterator[Finding]:
 
 def observers(evidence: Evidence) -> Iterator[Finding]:
     """Observers that failed, and what trackers and others that write in threads of their own have lost."""
-    errors = evidence.run.summary.get("observer_errors")
-    for plugin, times in (errors if isinstance(errors, Mapping) else {}).items():
+    for plugin, times in mapping(evidence.run.summary.get("observer_errors")).items():
         yield Finding("warn", f"observer {plugin} failed {amount(times, 'time')}; the run continued without it")
-    writes = evidence.run.summary.get("observer_writes")
-    for name, counts in (writes if isinstance(writes, Mapping) else {}).items():
+    for name, counts in mapping(evidence.run.summary.get("observer_writes")).items():
         if isinstance(counts, Mapping):
             yield _written(name, counts)
 
@@ -437,7 +436,3 @@ def _more_labels(evidence: Evidence) -> str:
         return " than the training split has tasks for."
     out = free_name(model.with_name(f"{model.name}-{more}"))
     return f": {warm_up_command(evidence, more, out, '--until', '0.2')}"
-
-
-def _strings(value: Any) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, list) else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from agentrig.audit.verdicts import NO_WEIGHTS
 from agentrig.figures import GRAD_NORM, count, figure, number
@@ -22,7 +21,11 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
     lines = [(int(line["step"]), mapping(line.get("algorithm"))) for line in run.steps]
     changes = [(step, number(found.get("weight_change"))) for step, found in lines]
     logged = [(step, change) for step, change in changes if change is not None]
-    broken = [step for step, found in lines if any(_not_finite(found, n) for n in ("weight_change", "loss", GRAD_NORM))]
+    broken = []
+    for step, found in lines:
+        values = [found.get(name, 0) for name in ("weight_change", "loss", GRAD_NORM)]
+        if any(v is None or (isinstance(v, float | int) and number(v) is None) for v in values):  # NaN is null there
+            broken.append(step)
     if broken:
         yield problem(
             "diverged",
@@ -58,12 +61,6 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _not_finite(found: Any, name: str) -> bool:
-    """Whether a metric is NaN or infinite, which metrics.jsonl has as null; not if the line is damaged."""
-    value = found.get(name, 0)
-    return value is None or (isinstance(value, float | int) and number(value) is None)
-
-
 def links_audited(run: RunData) -> str:
     """Return which links the auditor has looked at, in which steps, and why not at others; '' if it has not."""
     seen = mapping(run.summary.get("audited"))
@@ -94,9 +91,7 @@ def _left_out(link: str, n: int, otherwise: float | None) -> str:
     own = "sampled with settings of the agent's own, or by other weights"
     if link != "distribution":
         return f"{n} left out to save time"
-    if otherwise is None:  # of a run that did not count them
-        return f"{n} left out: to save time, or {own}"
-    counted = {"left out to save time": n - int(otherwise), own: int(otherwise)}
+    counted = {"left out to save time": n - int(otherwise or 0), own: int(otherwise or 0)}
     return ", ".join(f"{of} {why}" for why, of in counted.items() if of > 0)
 
 

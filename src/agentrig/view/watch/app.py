@@ -74,7 +74,6 @@ def serving(place: Path, port: int = 0, *, prices: Prices | None = None) -> Iter
     """Serve the page of a run directory, or of a folder of them, in a thread; yields the link.
 
     Args:
-        place: The directory.
         port: On 127.0.0.1; 0 for any free one.
         prices: For comparisons: what tokens and machines cost.
 
@@ -404,17 +403,7 @@ class Pages:
         status: int = 200,
         **values: Any,
     ) -> Response:
-        """Render a page, or for a page that is open already its changing part.
-
-        Args:
-            request: Asks for it.
-            name: Its template.
-            of: The run that it is about; None for pages of several.
-            title: Its title.
-            still: Whether it does not follow what changes.
-            status: The answer's.
-            values: What its template shows.
-        """
+        """Render a page, or for a page that is open already its changing part; `still` pages follow no changes."""
         base, key = request.scope["root_path"], of.key if of else ""
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         values |= {"title": title, "label": self._label(key), "live": LIVE, "events": None if still else key}

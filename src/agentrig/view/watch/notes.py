@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.errors import AgentrigError, RunFileError
-from agentrig.run.damage import read_object
+from agentrig.run.damage import read_object, writing
 from agentrig.run.files import write_whole
 from agentrig.text import storable
 
@@ -24,8 +24,6 @@ class Notes:
     """What somebody wrote about a run.
 
     Attributes:
-        tags: Its tags, each once.
-        note: The note; it may have several lines.
         damage: Why the file cannot be read; empty if it can, or if there is none.
     """
 
@@ -58,10 +56,8 @@ def write_notes(directory: Path, tags: str, note: str) -> None:
         raise AgentrigError(
             f"a run has at most {MOST_TAGS} tags of {LONGEST_TAG} characters, and a note of {LONGEST_NOTE}"
         )
-    try:
+    with writing(directory / FILE):
         write_whole(directory / FILE, json.dumps({"tags": some, "note": note}, ensure_ascii=False, indent=2) + "\n")
-    except OSError as error:
-        raise AgentrigError(f"{directory / FILE} cannot be written: {error.strerror}") from error
 
 
 def can_write(directory: Path) -> bool:

@@ -39,14 +39,7 @@ ORDERS = {
 
 
 def rewards_of(run: Run, mode: str, order: str, page: int) -> dict[str, Any]:
-    """Return the histogram and the heat map of the rollouts of a mode that are read so far.
-
-    Args:
-        run: The run.
-        mode: `train`, `validation`, `report` or `dev`.
-        order: A key of `ORDERS`.
-        page: The page of tasks, from 1.
-    """
+    """Return the histogram and the heat map of the rollouts of a mode that are read so far."""
     import pyarrow.compute as pc
 
     table = run.rollouts.known().filter(pc.field("mode") == mode)

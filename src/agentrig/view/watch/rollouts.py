@@ -25,9 +25,6 @@ FIGURES = ("id", "task_id", "group", "failure", "value", "correct", "calls", "re
 TEXTS = ("input", "answer", "message", "details", "replies")
 """The columns that are searched for a text; they are read when somebody searches."""
 
-MOST_TEXT = 64_000_000
-"""Bytes of searched texts that are kept in memory; more than that is read again for each search."""
-
 
 @attrs.frozen(kw_only=True)
 class Filter:
@@ -37,13 +34,11 @@ class Filter:
         mode: `train`, `validation`, `report` or `dev`.
         step: Only of this step, or with `last` only from this one on.
         score: `right`, `wrong`, `part`, `failed`, a range of values such as `0.2..0.8`, or one of each: `part 1..1`.
-        failure: A failure's kind.
         node: A graph node that made a call.
         text: In the task's input, the answer, the replies, a failure's message or the reward's reasons; case counts
             not.
         shortest: Fewest sampled tokens.
         longest: Most sampled tokens.
-        task: A task's id.
         last: Only up to this step.
     """
 
@@ -91,11 +86,7 @@ class Filter:
 
 
 class Rollouts:
-    """The rollouts of one run; a file is read when somebody asks for what is in it, or in the background.
-
-    Args:
-        directory: The run directory.
-    """
+    """The rollouts of one run; a file is read when somebody asks for what is in it, or in the background."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "rollouts"
@@ -104,7 +95,6 @@ class Rollouts:
         self._files: dict[tuple[Path, tuple[int, int]], RolloutFile] = {}  # with the version of its content
         self._read: set[Path] = set()
         self._seen = Seen()
-        self._texts: dict[Path, tuple[tuple[int, int], pa.Table]] = {}
 
     def files(self) -> list[RolloutFile]:
         """Return the files that are there, in the order in which they were made."""
@@ -185,26 +175,13 @@ class Rollouts:
         return [file for file in self.files() if (file.mode, file.step) in there]
 
     def _with_text(self, table: pa.Table, text: str) -> list[str]:
-        """Return the ids of rollouts with a text, of the files of a table; some of the texts are kept."""
+        """Return the ids of rollouts with a text, of the files of a table."""
         import pyarrow.compute as pc
 
-        kept = {path: texts for path, texts in self._texts.items() if path.exists()}
-        size = sum(texts.nbytes for _, texts in kept.values())
         found: list[str] = []
-        for file in self._files_of(table):
-            version = file.version
-            if file.path not in kept or kept[file.path][0] != version:
-                texts = columns_of(file, ("id", *TEXTS))
-                if texts is None:
-                    continue
-                size += texts.nbytes
-            else:
-                texts = kept[file.path][1]
-            if size <= MOST_TEXT:
-                kept[file.path] = version, texts
+        for texts in filter(None, (columns_of(file, ("id", *TEXTS)) for file in self._files_of(table))):
             for column in TEXTS:
                 found += texts["id"].filter(pc.match_substring(texts[column], text, ignore_case=True)).to_pylist()
-        self._texts = kept
         return found
 
 

@@ -28,12 +28,7 @@ STATE = (
 
 
 class Run:
-    """One run directory.
-
-    Args:
-        directory: Its path.
-        key: Its name in addresses.
-    """
+    """One run directory; `key` is its name in addresses."""
 
     def __init__(self, directory: Path, key: str) -> None:
         self.directory, self.key = directory, key
@@ -77,10 +72,7 @@ class Run:
 
 
 class Runs:
-    """The runs that a page shows: those of a folder, or one.
-
-    Args:
-        place: A run directory, or a folder of them.
+    """The runs that a page shows: those of a folder, or the one run that `place` is.
 
     Raises:
         AgentrigError: There is no such folder.

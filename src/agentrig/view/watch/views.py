@@ -31,13 +31,8 @@ PAGE = 50
 """Rows of a list."""
 
 UNSHOWN = {
-    "state": "",
-    "recipe": "",
-    "steps": "",
-    "accuracy": {"before": None, "after": None},
-    "reward": None,
-    "spark": "",
-    "started": "",
+    **dict.fromkeys(("state", "recipe", "steps", "spark", "started"), ""),
+    **{"accuracy": {"before": None, "after": None}, "reward": None},
 }
 """The figures of a run that cannot be read."""
 
@@ -45,10 +40,7 @@ UNSHOWN = {
 def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any], list[Plot]]:
     """Return the curves of runs as a page's address asks for them, and what the form above them shows.
 
-    Args:
-        request: Its query may have `x` (a key of `AXES`), `from` and `to` (where on that axis), and `metric`, several
-            times.
-        runs: By key.
+    It may have `x` (a key of `AXES`), `from` and `to` (where on that axis), and `metric`, several times.
     """
     asked, base = request.query_params, request.scope["root_path"]
     axis = asked.get("x", "step")
@@ -98,12 +90,10 @@ ORDERS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], Any]]] = {
 
 
 def run_list(runs: Mapping[str, Run], asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the list of a folder's runs, as the address asks for it.
+    """Return the list of a folder's runs, the newest first, as the address asks for it.
 
-    Args:
-        runs: By key; the newest first.
-        asked: `text` (in the name, recipe, status, tags or note), `tag`, and `sort`: a key of `ORDERS`, after `-` for
-            the largest first.
+    It may ask for `text` (in the name, recipe, status, tags or note), `tag`, and `sort`: a key of `ORDERS`, after `-`
+    for the largest first.
     """
     wanted = {key: asked.get(key, "").strip() for key in ("text", "tag", "sort")}
     every = [{"key": key, "notes": read_notes(run.directory), **listed(run)} for key, run in runs.items()]

@@ -19,20 +19,7 @@ from agentrig.errors import AgentrigError
 CITIES = ("paris", "rome", "oslo", "madrid", "berlin", "lima")
 CLUBS = ("amber", "beacon", "comet", "delta", "falcon", "maple")
 COLORS = ("red", "blue", "green", "black", "white", "silver")
-MODELS = (
-    "arrow",
-    "aurora",
-    "breeze",
-    "canyon",
-    "coral",
-    "drift",
-    "ember",
-    "flame",
-    "frost",
-    "galaxy",
-    "oasis",
-    "pearl",
-)
+MODELS = ("arrow", "aurora", "breeze", "canyon", "coral", "drift", "ember", "flame", "frost", "oasis", "pearl", "wave")
 CONDITIONS = [(f"whose color is {color}", f"color = '{color}'") for color in COLORS]
 CONDITIONS += [(f"whose {name} is above {n}", f"{name} > {n}") for name in ("price", "speed") for n in range(20, 90, 5)]
 QUESTIONS = (
