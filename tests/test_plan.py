@@ -137,6 +137,36 @@ def test_a_wrong_key_names_the_right_one(
     assert said.replace("TOY", toy_file) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[algorithm]\nsetps = 3", '[algorithm] toy-number (file TOY) has no key "setps"'),
+        ("[algorithm]\nsteps = -3", "[algorithm] toy-number (file TOY): 'steps' must be >= 0: -3"),
+        ("[runners]\nn = 'two'", "[runners] n = 'two' does not fit"),
+        ("[agnet]\nuse = 'toy'", 'there is no section "agnet"'),
+        ("[agent]\nuse = 'toyy'", 'there is no agent called "toyy"'),
+    ],
+)
+def test_a_wrong_key_names_the_file_that_has_it(
+    file: Callable[[str], str], toy_file: str, tmp_path: Path, text: str, said: str
+) -> None:
+    path = file(text)
+    with pytest.raises((ConfigError, LookupFailed)) as caught:
+        resolve(path, files=[toy_file])
+    assert str(caught.value).startswith(f"{path}: {said}".replace("TOY", toy_file))
+    settings = repr(tomllib.loads(text)).removeprefix("{").removesuffix("}")
+    (tmp_path / "own.py").write_text(
+        "from agentrig import RecipeSpec, hookimpl\n\n\n@hookimpl\ndef register_recipes():\n    base = dict(tasks="
+        "{'use': 'toy'}, agent={'use': 'toy'}, reward={'use': 'toy'}, algorithm={'use': 'toy-number'})\n"
+        f"    yield RecipeSpec(name='own', summary='.', settings={{**base, {settings}}})\n"
+    )
+    with pytest.raises((ConfigError, LookupFailed)) as caught:
+        resolve("own", files=[toy_file, str(tmp_path / "own.py")])
+    assert str(caught.value).startswith(f"recipe own (file {tmp_path / 'own.py'}): ")
+    with pytest.raises(ConfigError, match=r"^\[algorithm\] steps = 'x' does not fit"):
+        resolve(file("[algorithm]\nsteps = 3"), overrides=["algorithm.steps=x"], files=[toy_file])
+
+
 def test_a_key_of_several_others_is_no_reason_to_switch() -> None:
     with pytest.raises(ConfigError, match='has no key "temperature"') as caught:
         resolve("mini", overrides=["algorithm.temperature=1"], uses={"algorithm": "sft"})

@@ -21,13 +21,19 @@ class AgentrigError(Exception):
 
     Attributes:
         abandoned: Whether a thread that could not be stopped is still running; the command line then ends without it.
+        key: The section and the key that are wrong, where the error is about one: a plan then names their file.
     """
 
     abandoned = False
+    key: tuple[str, str] = ("", "")
 
 
 class ConfigError(AgentrigError):
     """A run file, recipe or override is wrong: unknown key, wrong type, value out of range."""
+
+    def __init__(self, message: str, *, key: tuple[str, str] = ("", "")) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class PluginError(AgentrigError):

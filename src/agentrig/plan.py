@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.correctness import Correctness
-from agentrig.errors import ConfigError, PluginError, nearest, nearest_path
+from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, nearest_path
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto, composing, observing, selecting
 from agentrig.plugins.building import built
@@ -669,14 +669,17 @@ def resolve(
 
     # Merge: each source over the one before.
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for settings in (
-        selecting.own_first(registry.find("recipe", base), registry) if base else {},
-        own,
-        *({kind: {"use": uses[kind]}} for kind in RUN_KINDS if uses and uses.get(kind) is not None),
-        {"prompts": prompts or {}},
-        *({section: {key: value}} for section, key, value in parsed),
-    ):
-        selecting.merge(merged, settings, registry)
+    recipe = registry.find("recipe", base) if base else None
+    layers = [
+        *([(f"recipe {recipe.spec.name} ({recipe.source})", selecting.own_first(recipe, registry))] if recipe else []),
+        (name, own),
+        *(("", {kind: {"use": uses[kind]}}) for kind in RUN_KINDS if uses and uses.get(kind) is not None),
+        ("", {"prompts": prompts or {}}),
+        *(("", {section: {key: value}}) for section, key, value in parsed),
+    ]
+    with _file_named(layers):
+        for _, settings in layers:
+            selecting.merge(merged, settings, registry)
     overridden = any((section, key) == ("run", "plugins") for section, key, _ in parsed)
     if files or overridden:  # absolute, so that a resumed run finds them from any folder
         own_files = _strings(merged["run"], "plugins")
@@ -688,10 +691,11 @@ def resolve(
 
     # Select: a component of each kind, and its config object. `auto` waits until it is asked for.
     elsewhere = functools.partial(selecting.elsewhere, merged=merged, registry=registry, own=OWN_SECTIONS)
-    run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
-    gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
-    second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
-    components, configs, reasons = selecting.select_all(merged, registry, elsewhere)
+    with _file_named(layers):
+        run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
+        gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
+        second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
+        components, configs, reasons = selecting.select_all(merged, registry, elsewhere)
     composing.parts_of(components["reward"], configs["reward"], registry)
 
     # Check what only makes sense together.
@@ -712,6 +716,19 @@ def resolve(
         gateway=gateway,
         prompts=checked(merged["prompts"], agent.declared(configs["agent"]), agent=agent.name),
     )
+
+
+@contextlib.contextmanager
+def _file_named(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[None]:
+    """Put the place of a wrong key before the error about it: the last of the layers that has the key ('': no file)."""
+    try:
+        yield
+    except AgentrigError as error:
+        section, key = error.key
+        place = next((p for p, has in reversed(layers) if section in has and (not key or key in has[section])), "")
+        if place:
+            error.args = (f"{place}: {error}",)
+        raise
 
 
 def _is_file(source: str) -> bool:
@@ -753,7 +770,8 @@ def _read_source(name: str) -> tuple[str, dict[str, Any]]:
             raise ConfigError(
                 f'"{section}" stands above all sections: write it in the section of its key, {" or ".join(places)}'
             )
-        check_section(section)
+        with _file_named([(name, own)]):
+            check_section(section)
         if not isinstance(own[section], dict):
             raise ConfigError(f'"{section}" must be a section: write [{section}] and its keys below it')
     return base, own

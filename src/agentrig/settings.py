@@ -123,7 +123,8 @@ def structure(
         if key not in fields:
             raise ConfigError(
                 f'[{section}] {owner} has no key "{key}".{elsewhere(key) or _similar(key, fields)}\n'
-                f"  its keys: {', '.join(fields) or 'none'}"
+                f"  its keys: {', '.join(fields) or 'none'}",
+                key=(section, key),
             )
         if fields[key].metadata.get("secret"):
             values[key] = _secret(value, f"[{section}] {key} of {owner}")
@@ -138,7 +139,8 @@ def structure(
             raise ConfigError(
                 f"[{section}] {key} = {_shown(value)} does not fit {owner}: expected "
                 f"{'a finite number' if odd else type_words(fields[key].type)}"
-                f" ({fields[key].metadata.get('help', '')}){meant(value, fields[key].type, f'{section}.{key}')}"
+                f" ({fields[key].metadata.get('help', '')}){meant(value, fields[key].type, f'{section}.{key}')}",
+                key=(section, key),
             ) from error
     missing = [n for n, f in fields.items() if f.default is attrs.NOTHING and n not in values]
     if missing:
@@ -147,7 +149,9 @@ def structure(
     try:
         return cls(**values)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"[{section}] {owner}: {error.args[0] if error.args else error}") from error
+        said = f"{error.args[0] if error.args else error}"
+        wrong = next((name for name in fields if f"'{name}'" in said), "")
+        raise ConfigError(f"[{section}] {owner}: {said}", key=(section, wrong)) from error
 
 
 def _similar(key: str, known: Iterable[str]) -> str:
@@ -174,7 +178,8 @@ def check_any(
         if key not in known:
             raise ConfigError(
                 f'[{section}] {owner} has a key "{key}".{elsewhere(key) or _similar(key, known)}\n'
-                f"  their keys: {', '.join(known) or 'none'}"
+                f"  their keys: {', '.join(known) or 'none'}",
+                key=(section, key),
             )
 
 

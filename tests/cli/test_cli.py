@@ -671,6 +671,9 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     right = sum(bool(r["correct"]) for r in rows)
     assert text.stdout.splitlines()[-1] == f"{right} of 2 rollouts right"
     assert "would be trained on" not in text.stderr
+    assert "would end" not in text.stderr
+    cold = invoke(*words, "--split", "train", "tasks.do=['cold']").stderr
+    assert "train` would end in its first step: 2 of 2 calls were sampled with temperature 0.1, the run's is 1" in cold
     assert not (here / "runs").exists()
     assert "gold-" not in text.stdout + result.stdout
 

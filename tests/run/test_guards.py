@@ -22,6 +22,7 @@ from agentrig.run.guards import (
     check_sampling,
     check_triplets,
     dead_server_first,
+    refused_sampling,
     unseen_calls,
     warn_of_constraints,
     warn_of_fields,
@@ -30,7 +31,7 @@ from agentrig.run.guards import (
     warn_of_sampling,
 )
 from agentrig.run.metrics import count_failures, count_nodes, reason_of, warn_of_new_failures
-from agentrig.traces import LLM_CALL, SERVER, Trace
+from agentrig.traces import ASKED, LLM_CALL, SERVER, Trace
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
 
@@ -239,6 +240,11 @@ def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCapt
         with pytest.raises(RunStopped, match=re.escape(said)) as stopped:
             check_sampling([asked({"temperature": temperature, "top_p": 0.9}, trained=1)], run, step=3)
         assert not_said not in str(stopped.value)
+    greedy = asked({"temperature": 0.0}, trained=1)  # as `dev` sets it
+    assert not refused_sampling([greedy], {"temperature": 0.7}, {"temperature": 0})
+    own = changed(greedy.trace, {ASKED: {"temperature": 0.2}})
+    refused = refused_sampling([attrs.evolve(greedy, trace=own)], {"temperature": 0.7}, {"temperature": 0})
+    assert refused.startswith("`agentrig train` would end in its first step: 1 of 1 calls were sampled with temperatu")
     assert warn_of_sampling([same], run, mode="validation")
     assert caplog.messages == [
         "validation: 1 of 2 calls were sampled with temperature 0, the run's is 1.0: "

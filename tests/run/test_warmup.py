@@ -334,9 +334,16 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
 
 
 @pytest.mark.parametrize(
-    ("dear", "minutes", "tries"),
-    [(False, 3.0, [1, 2, 3, 4, 5, 7, 9]), (True, 3.0, [1, 2, 4, 8]), (False, 1e-6, [1])],
-    ids=["cheap", "dear", "no time left"],
+    ("dear", "minutes", "share", "replies", "tries"),
+    [
+        (False, 3.0, 0.0, 1, [1, 2, 3, 4, 5, 7, 9]),
+        (True, 3.0, 0.0, 1, [1, 2, 4, 8]),
+        (True, 3.0, 0.1, 1, [1, 2, 3, 4, 5, 7, 9]),
+        (True, 3.0, 0.5, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (False, 1e-6, 0.0, 1, [1]),
+        (False, 1e-6, 0.0, 100, [0.625]),
+    ],
+    ids=["cheap", "dear", "dear, some right", "near", "no time left", "a step is a part of a pass"],
 )
 def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
     colors: Callable[..., Plan],
@@ -344,7 +351,9 @@ def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
     monkeypatch: pytest.MonkeyPatch,
     dear: bool,
     minutes: float,
-    tries: list[int],
+    share: float,
+    replies: int,
+    tries: list[float],
 ) -> None:
     """When the time is up, the training ends: no later try measures a model that no longer changes."""
     if dear:
@@ -352,13 +361,13 @@ def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
         monkeypatch.setattr("agentrig.run.warmup.TRIALS", -1.0)
     said = list[float]()
 
-    def enough(done: float, measure: Callable[[], Any]) -> bool:
+    def enough(done: float, measure: Callable[[], Any]) -> float:
         said.append(done)
-        return False
+        return share
 
     directory = tmp_path / "model"
     wanted = StartPlan(directory=directory, parameters=60_000, tokenizer="bytes", passes=10.0, minutes=minutes)
-    turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
+    turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))] * replies
     plan = colors()
     make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
     assert said == tries

@@ -146,6 +146,24 @@ def test_an_output_of_many_levels_does_not_cost_the_answer(levels: int) -> None:
     assert ("nested too deep" in str(result.trace.spans[1].attributes["output"])) is (levels > 100)
 
 
+def test_a_missing_await_is_named() -> None:
+    async def reply() -> str:
+        return "right"
+
+    async def returns(task_input: Any, endpoint: Any) -> Any:
+        return {"sql": call}
+
+    async def reads(task_input: Any, endpoint: Any) -> Any:
+        return call.choices  # type: ignore[attr-defined]
+
+    call = reply()
+    for agent, said in ((returns, 'its answer["sql"] is of the type coroutine'), (reads, "no attribute 'choices'")):
+        message = run_agent(agent, Job(id="r", input={}, endpoint=NOWHERE)).outcome.message
+        assert said in message
+        assert "is an `await` missing" in message
+    call.close()
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_an_own_reward_that_is_no_finite_number_is_the_agents(number: float) -> None:
     """It was a fault of the reward."""

@@ -97,6 +97,10 @@ def test_the_panel_says_that_the_auditor_checks_the_first_two_steps(tmp_path: Pa
     shown.on_rollout_end(rollout=rollout_of(0, right=True, mode="train", step=first + 1))
     assert "the agent at work: 1 rollout" in panel(shown)
     shown.close()
+    piped, buffer = display()
+    piped.on_run_start(event=attrs.evolve(begun, config={"run": {"audit": True}}))
+    piped.on_step_end(event=StepEnd(step=first, metrics={**METRICS, "step": first}))
+    assert buffer.getvalue().splitlines()[-1].startswith(f"checking step {first} (the auditor")
 
 
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
@@ -183,10 +187,13 @@ def test_the_accuracy_before_training_is_said_once_it_is_measured():
 
 def test_a_measurement_says_how_it_samples_beside_the_accuracy_of_training():
     shown, buffer = display()
-    shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"val_temperature": 0.0}}))
+    shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"val_temperature": 0.0, "temperature": 1.0}}))
     for mode, step in (("report", 0), ("train", 1)):
         shown.on_rollout_end(rollout=rollout_of(0, right=True, mode=mode, step=step))
-    assert buffer.getvalue().splitlines()[-1] == "held-out accuracy before training (greedy): 100.0% of 1 task"
+    assert buffer.getvalue().splitlines()[-1] == (
+        "held-out accuracy before training (greedy): 100.0% of 1 task; training samples (temperature 1), so compare "
+        "its figures only with each other"
+    )
     assert "100.0% before training (greedy)" in panel(shown)
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25}))
     assert "training accuracy (sampled) 25.0%  validation (greedy) 48.2%" in buffer.getvalue()

@@ -29,7 +29,8 @@ def check_section(section: str) -> None:
     """Raise if plans have no such section."""
     if section not in SECTIONS:
         raise ConfigError(
-            f'there is no section "{section}".{nearest(section, SECTIONS)} Sections: {", ".join(SECTIONS)}'
+            f'there is no section "{section}".{nearest(section, SECTIONS)} Sections: {", ".join(SECTIONS)}',
+            key=(section, ""),
         )
 
 
@@ -122,7 +123,11 @@ def select_all(
     """Return component, config object and the reason of `auto`, by kind; `auto` is resolved on first access."""
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
-        component = registry.find(kind, use)
+        try:
+            component = registry.find(kind, use)
+        except LookupFailed as error:
+            error.key = (kind, "use")
+            raise
         owner = f"{use} ({component.source})"
 
         def others(key: str) -> str:

@@ -58,6 +58,7 @@ class Evaluation:
         wrong: Why answers are wrong, by the reward's `details["wrong"]`, to how many.
         by_turn: At which turn rollouts became right or wrong (`agentrig.correctness.turn_of`), to how many.
         rollouts: All rollouts, with `keep`.
+        sampling: With `keep`: the fields that the endpoint set in calls.
     """
 
     accuracy: float | None
@@ -72,6 +73,7 @@ class Evaluation:
     by_turn: Mapping[str, int]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    sampling: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], *, wall_s: float) -> Evaluation:
@@ -98,7 +100,7 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `agentrig eval --json` prints."""
-        told = attrs.asdict(self, filter=lambda field, _: field.name not in ("rollouts", "reasons"))
+        told = attrs.asdict(self, filter=lambda field, _: field.name not in ("rollouts", "reasons", "sampling"))
         slices = {
             name: {part: {"accuracy": right / n, "n": n} for part, (right, n) in classes.items()}
             for name, classes in self.slices.items()
@@ -134,6 +136,7 @@ def evaluate(
         begun: Called when the first rollouts begin, from where `wall_s` is measured.
     """
     found: list[Rollout] = []
+    given: dict[str, Any] = {}
     start = end = 0.0
 
     def count(groups: Mapping[int, Sequence[Rollout]]) -> None:
@@ -145,6 +148,7 @@ def evaluate(
         if temperature is not None:
             sampled = [e.with_sampling(temperature=temperature) for e in sampled]
         nonlocal start, end
+        given.update(sampled[0].sampling)
         begun()
         start = time.perf_counter()
         size = max(1, CHUNK // n)
@@ -169,7 +173,7 @@ def evaluate(
 
     run_agent(plan, body, endpoint=endpoint, checkpoint=checkpoint, as_mode=as_mode)
     figures = Evaluation.of(found, wall_s=end - start)
-    return attrs.evolve(figures, rollouts=tuple(found)) if keep else figures
+    return attrs.evolve(figures, rollouts=tuple(found), sampling=given) if keep else figures
 
 
 def run_agent(

@@ -161,7 +161,7 @@ class Trial:
         expected = self.n * len(self.tasks)
 
         def body(engine: RolloutEngine, served: Sequence[Endpoint]) -> None:
-            sampled = [endpoint.with_sampling(**_sampling(plan.configs["algorithm"])) for endpoint in served]
+            sampled = [endpoint.with_sampling(**sampling_of(plan.configs["algorithm"])) for endpoint in served]
             first = time.perf_counter()
             self.start_s = first - begun
 
@@ -272,7 +272,7 @@ class Trial:
             "split": self.split,
             "tasks": len(self.groups),
             "rollouts_per_task": self.n,
-            "sampling": _sampling(self.plan.configs["algorithm"]),
+            "sampling": sampling_of(self.plan.configs["algorithm"]),
             "pass_at_k": {str(k): pass_at(k, right) for k in range(1, self.n + 1)},
             "reward": mean([value for values in rewards for value in values]),
             "groups": {
@@ -382,7 +382,7 @@ def _group_size(settings: Any) -> int:
     return int(getattr(settings, "group_size", GROUP))
 
 
-def _sampling(settings: Any) -> dict[str, float]:
+def sampling_of(settings: Any) -> dict[str, float]:
     """Return the sampling fields of training."""
     return {name: float(getattr(settings, name, 1.0)) for name in ("temperature", "top_p")}
 

@@ -260,15 +260,40 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
             "another tracer than the run's recorded only the first choice.\n  Make one call for each choice.",
             cause="several-choices",
         )
+    if refused := other_sampling(requests, sampling):
+        raise RunStopped(f"step {step}: {refused}", cause="other-sampling")
+
+
+def other_sampling(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
+    """Return why a run refuses to train on calls that were sampled from another distribution; '' if it does not."""
     others = _sampling_mismatches(requests, sampling)
-    if others:
-        greedy = any(_asked(request, "temperature") == 0 for request in requests)
-        raise RunStopped(
-            f"step {step}: {others}: the importance ratios would be wrong.\n  The agent's own values hold in training: "
-            f"leave them out of the calls that are trained{GREEDY if greedy else SAME_AS_RUN}. To use "
-            "another temperature for a single node, exclude that node from training (adapter.match).",
-            cause="other-sampling",
-        )
+    if not others:
+        return ""
+    greedy = any(_asked(request, "temperature") == 0 for request in requests)
+    return (
+        f"{others}: the importance ratios would be wrong.\n  The agent's own values hold in training: "
+        f"leave them out of the calls that are trained{GREEDY if greedy else SAME_AS_RUN}. To use "
+        "another temperature for a single node, exclude that node from training (adapter.match)."
+    )
+
+
+def refused_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
+    """Return that `train` would end in its first step, because the calls have a sampling of their own, or ''.
+
+    Args:
+        rollouts: Those of `agentrig dev`.
+        sampling: What training sets in calls that leave it out.
+        measured: What the endpoint of these rollouts set in them; a call that has the same may have it from there.
+    """
+    requests = []
+    for rollout in rollouts:
+        trained = {t.span_id for t in rollout.triplets}
+        for call in (call for call in rollout.trace.llm_calls() if call.id in trained):
+            request = mapping(call.attributes.get("request"))
+            own = {name: value for name, value in request.items() if value != measured.get(name)}
+            requests.append({**sampling, **own, **(call.attributes.get(ASKED) or {})})
+    refused = other_sampling(requests, sampling)
+    return f"`agentrig train` would end in its first step: {refused}" if refused else ""
 
 
 def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> bool:

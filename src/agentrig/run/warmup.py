@@ -77,8 +77,14 @@ TRIALS_S = 30.0
 """… or so many seconds."""
 
 LATER, LATER_DEAR = 1.25, 2.0
-"""The next trial begins after so many times the steps of the last one, and where trials are dear. The first begins
-after one step: the starter learns a small domain in one to five passes."""
+"""The next trial begins after so many times the steps of the last one, and where trials are dear and none had a right
+answer. The first begins after one step: the starter learns a small domain in one to five passes."""
+
+NEAR = 0.5
+"""From this share of what is enough on, every step is followed by a trial."""
+
+OFTEN, STEPS_OFTEN = 64, 200
+"""Most demonstrations of a step between which trials may end the training, unless these are more steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -307,7 +313,7 @@ def make_start(
     labels: Labels,
     turns: Sequence[Turn],
     log: Callable[[str], None] = lambda line: None,
-    enough: Callable[[float, Callable[[], Measurement | None]], bool] | None = None,
+    enough: Callable[[float, Callable[[], Measurement | None]], float] | None = None,
 ) -> StartingModel:
     """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
 
@@ -317,9 +323,10 @@ def make_start(
         labels: Its `measured` tasks are those of validation.
         turns: The demonstrations.
         log: Called with a line of progress for each step.
-        enough: Asked between two steps: after the first, and again after `LATER` times as many steps, or `LATER_DEAR`
-            times if that took more than `TRIALS` of the time so far, and `TRIALS_S`. It is given the passes so far, and
-            a function that validates the model: True ends the training. Its time does not count.
+        enough: Asked between two steps: after the first, and again after `LATER` times as many steps; while it says 0,
+            after `LATER_DEAR` times if that took more than `TRIALS` of the time so far, and `TRIALS_S`; from `NEAR` on
+            after each. It is given the passes so far, and a function that validates the model, and returns the share of
+            what is enough: 1 ends the training. Its time does not count.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -334,23 +341,24 @@ def make_start(
     plan.use_hardware()  # before torch is imported: its idle threads must not spin
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
     with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
-        run = _run_of(plan, wanted, made, labels, whole, Path(folder))
+        run = _run_of(plan, wanted, made, labels, whole, Path(folder), often=enough is not None)
         progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
-        tried, last = 0.0, 0
+        tried, last, found = 0.0, 0, 0.0
 
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
-            nonlocal tried, last
+            nonlocal tried, last, found
             now = time.perf_counter()
             if progress.began and now - progress.began - tried - progress.audited >= 60 * wanted.minutes:
                 return True
-            dear = tried > max(TRIALS_S, TRIALS * (now - progress.began))
-            if enough is None or step < (LATER_DEAR if dear else LATER) * last:
+            dear = not found and tried > max(TRIALS_S, TRIALS * (now - progress.began))
+            later = 1.0 if found >= NEAR else LATER_DEAR if dear else LATER
+            if enough is None or step < later * last:
                 return False
             last = step
             found = enough(wanted.passes * step / progress.steps, measure)
             tried += time.perf_counter() - now
-            return found
+            return found >= 1
 
         begun, directory = time.perf_counter(), RunDirectory(Path(folder) / "run")
         try:
@@ -378,15 +386,26 @@ def make_start(
 
 
 def _run_of(
-    plan: Plan, wanted: StartPlan, made: StartingModel, labels: Labels, turns: Sequence[Turn], folder: Path
+    plan: Plan,
+    wanted: StartPlan,
+    made: StartingModel,
+    labels: Labels,
+    turns: Sequence[Turn],
+    folder: Path,
+    *,
+    often: bool,
 ) -> Plan:
-    """Return the plan of the run that trains a starting model; a step is a pass, a part of one, or several."""
+    """Return the plan of the run that trains a starting model; a step is a pass, a part of one, or several.
+
+    With `often`, steps are short: trials between them may end the training.
+    """
     file = folder / "demonstrations.jsonl"
     write_demonstrations(file, turns)
     found, settings = plan.registry, plan.configs["algorithm"]
     component = found.find("algorithm", LEARNS)
     shown = wanted.passes * len(turns)
     steps = max(min(math.ceil(wanted.passes), STEPS), math.ceil(shown / STEP))
+    steps = max(steps, min(math.ceil(shown / OFTEN), STEPS_OFTEN)) if often else steps
     n = max(1, round(shown / steps))
     updates = max(1, min(n, 1000, round(made.updates * n / len(turns))))
     temperature = float(getattr(settings, "temperature", 1.0))

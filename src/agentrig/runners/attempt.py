@@ -158,7 +158,12 @@ def _failed(error: BaseException, job: Job, told: str = "", blocked: str = "") -
     place = place_of(error) + field_hint(error, input=job.input) if own else _answer_of(error, message)
     if blocked and any("Timeout" in type(each).__name__ for each in _chain(error)):
         kind, told = "agent-error" if kind == "llm-error" else kind, told + blocked
-    return Outcome(failure=kind, message=message + place + hint(message) + told)
+    return Outcome(failure=kind, message=message + place + (hint(message) or _await_hint(message)) + told)
+
+
+def _await_hint(message: str) -> str:
+    """Return what to do about an agent that used, or returned, what a call to an async client gives before `await`."""
+    return " (is an `await` missing before the call that gave the coroutine?)" if "coroutine" in message else ""
 
 
 def _answer_of(error: BaseException, message: str) -> str:

@@ -193,7 +193,7 @@ class PlaySubject(AgentSubject):
 def check_parts(subject: PlaySubject) -> None:
     """Tasks, reward and adapter are found and built.
 
-    Why: A run with these parts does not start.
+    Why: A run with these components does not start.
     Cure: Mend what the message names: the tasks, the reward or the adapter.
     """
     _ = subject.rows, subject.judge.made, subject.adapt

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -685,11 +684,8 @@ def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
         judged = f"sign tests: {sum(p <= SIGNIFICANT for p in known)} of {len(known)} significant"
     compared = {key: {**against[key], "unknown": 0} for key in ("gain", "better", "worse")}  # the reasons are told
     changed = ", ".join(f"{_spread(compared[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
-    ends = [of["mean"] for of in (line["before"], line["after"]) if of]
-    if len(line["runs"]) == 1 and len(ends) == 2 and math.isclose(ends[1] - ends[0], against["gain"]["mean"]):
-        gained = points(*ends)  # these two are beside it
-    else:
-        gained = _spread(compared["gain"], lambda gain: f"{100 * gain:+.1f}")
+    begun = line["before"]["mean"] if line["before"] else 0.0
+    gained = _spread(compared["gain"], lambda gain: points(begun, round(begun + gain, 12)))  # no 0.06250…1
     return [f"{gained} points", changed, judged]
 
 

@@ -89,7 +89,7 @@ class LiveDisplay:
         self._steps: int | None = None
         self._audited = 0  # the last step that the auditor looks at in any case
         self._demonstrated = False
-        self._sampling = ""  # how a measurement samples, in brackets: training samples in another way
+        self._sampling = self._apart = ""  # how a measurement samples, in brackets, and that training does not
         self._done = 0
         self._last: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
@@ -116,6 +116,9 @@ class LiveDisplay:
             self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
             how = figures.sampling(event.config, "val_temperature")
             self._sampling = f" ({how})" if how else ""
+            trained = figures.sampling(event.config, "temperature")
+            if how and trained and trained != how:
+                self._apart = f"; training samples ({trained}), so compare its figures only with each other"
             self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
         with suppress(RunFileError):
@@ -158,7 +161,7 @@ class LiveDisplay:
         if changed and former.judged and former.doing.startswith(_DOING["report"]):
             share, what = percent(former.right / former.judged), former.doing.removeprefix("measuring ")
             self._held_out = f"{share}% {what.removeprefix('held-out accuracy ')}{self._sampling}"
-            self._say(f"{what}{self._sampling}: {share}% of {amount(former.judged, 'task')}")
+            self._say(f"{what}{self._sampling}: {share}% of {amount(former.judged, 'task')}{self._apart}")
         # Without a panel, a long measurement would look like a hang.
         if rollout.mode == "report" and not self._console.is_terminal:
             with self._lock:
@@ -188,6 +191,8 @@ class LiveDisplay:
                 line.append(text if label in ("groups", "speed", "time") else f"{label} {text}")
         if not self._console.is_terminal:
             self._say("  ".join([*line, *self._eta()]))
+            if event.step <= self._audited:
+                self._say(f"{checking} …")
         elif validation:
             self._say(f"step {event.step}: validation accuracy{self._sampling} {validation}")
 

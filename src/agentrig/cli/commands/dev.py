@@ -50,7 +50,8 @@ def dev(
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --limit 5
     """
     from agentrig.run.evaluate import eval_tasks, evaluate
-    from agentrig.run.guards import unanswered, unseen_calls, untrained_calls, with_token_ids
+    from agentrig.run.forecast import sampling_of
+    from agentrig.run.guards import refused_sampling, unanswered, unseen_calls, untrained_calls, with_token_ids
     from agentrig.run.rows import row_of
     from agentrig.run.splits import split_of
     from agentrig.text import message_lines
@@ -98,6 +99,7 @@ def dev(
         trained = with_token_ids(valid, plan.build("adapter"))
         why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
+        warning = warning or refused_sampling(trained, sampling_of(plan.configs["algorithm"]), found.sampling)
     warning = warning or unanswered(found.rollouts)
     if warning:
         click.echo(f"agentrig: warning: {message_lines(warning)}", err=True)

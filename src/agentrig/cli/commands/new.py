@@ -15,8 +15,9 @@ def new(kind: str, name: str, file: Path | None) -> None:
     """Start a component of your own: a package with tests, or one file.
 
     For any kind of agent, KIND is domain: tasks, an agent that calls a tool, a reward, a demonstrator and a recipe. Or
-    one part: tasks, agent, reward (these are for SQL), adapter, algorithm, credit, server, runners, hardware, observer
-    or recipe. The package is the folder agentrig-NAME and works as it is: install it, run its tests, edit its source.
+    one component: tasks, agent, reward (these are for SQL), adapter, algorithm, credit, server, runners, hardware,
+    observer or recipe. The package is the folder agentrig-NAME and works as it is: install it, run its tests, edit its
+    source.
 
     \b
     agentrig new domain my-domain

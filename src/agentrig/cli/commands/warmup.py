@@ -269,23 +269,24 @@ def _make(
         )
     tried: list[float] = []
 
-    def say(line: str) -> None:
+    def say(line: str, then: str = "learning the demonstrations") -> None:
         waiting.close()
         click.echo(f"  {line}")
+        waiting.enter_context(progress(0, then))
 
-    def enough(done: float, measured: Callable[[], Any]) -> bool:
-        waiting.close()
-        click.echo(f"  trying the model of pass {done:.4g} on {amount(len(labels.measured), 'training task')} …")
+    def enough(done: float, measured: Callable[[], Any]) -> float:
+        of = amount(len(labels.measured), "training task")
+        say(f"trying the model of pass {done:.4g} on {of} …", "trying the model")
         found = measured()
-        click.echo(f"  {_measured('so far', found, where)}")
+        say(_measured("so far", found, where))
         tried.append(found.accuracy or 0.0)
-        if until is None or tried[-1] < until:
-            return False
-        click.echo(f"  --until {until:g} is reached: the training ends with this pass")
-        return True
+        assert until is not None
+        if tried[-1] >= until:
+            say(f"--until {until:g} is reached: the training ends here", "the last checks")
+        return tried[-1] / until
 
     start, asked = time.monotonic(), enough if until is not None else None
-    with ExitStack() as waiting:  # until the first line of the training
+    with ExitStack() as waiting:  # until the next line of the training
         waiting.enter_context(progress(0, "learning the demonstrations"))
         made = run.make_start(plan, wanted, labels, found.turns, say, asked)
     whole = time.monotonic() - start
