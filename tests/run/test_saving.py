@@ -53,29 +53,6 @@ def test_auto_saves_as_often_as_it_costs_little(case: str) -> None:
     assert is_due(**{**usual, **given}) is expected
 
 
-@pytest.mark.parametrize(
-    ("step_s", "waited_s", "write_s"),
-    [(2.4, 0.5, 25.0), (2.4, 8.0, 40.0), (90.0, 3.0, 5.0), (0.2, 0.0, 0.1), (3, 45, 9)],
-)
-def test_over_a_long_run_auto_keeps_both_limits(step_s: float, waited_s: float, write_s: float) -> None:
-    """A made-up clock of three hours: each checkpoint costs the same, and steps beside its write take longer."""
-    now = copied = cost = 0.0
-    known, saved, gaps = None, 0, []
-    while now < 3 * 3600:
-        slower = 0.25 * min(step_s, max(copied + write_s - now, 0.0)) if saved else 0.0
-        now, cost = now + step_s + slower, cost + slower
-        since, busy = now - copied, bool(saved) and now < copied + write_s
-        at = {"since_s": since, "step_s": step_s, "waited_s": known, "write_s": write_s if saved else 0.0}
-        if is_due(**at, busy=busy, size=LARGE):
-            gaps.append(since)
-            now += waited_s
-            cost, copied, known, saved = cost + waited_s, now, waited_s, saved + 1
-    assert max(gaps) <= 600
-    hurried = (waited_s + 0.25 * write_s) / 0.05 > 600 - step_s - write_s  # then ten minutes come first
-    assert hurried or cost / now <= 0.051
-    assert saved >= 3 * 3600 // (600 + waited_s)
-
-
 def test_one_write_is_under_way_at_most_and_an_error_ends_what_comes_next() -> None:
     held, wrote = threading.Event(), []
 

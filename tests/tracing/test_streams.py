@@ -237,7 +237,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(parts=st.lists(JSON, max_size=4))
 def test_no_event_raises(parts: Sequence[Any]) -> None:
     body, error = joined("".join(f"data: {json.dumps(p)}\n\n" for p in parts))
