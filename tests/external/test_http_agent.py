@@ -52,7 +52,6 @@ class Service(LocalServer):
 
     @property
     def address(self) -> str:
-        """The URL."""
         return f"http://127.0.0.1:{self.server_address[1]}/solve"
 
 
@@ -69,7 +68,6 @@ class _Handler(QuietHandler):
         self.server.does(self, sent)
 
     def hang_up(self) -> None:
-        """Break the connection."""
         self.close_connection = True
         self.connection.close()
 

@@ -298,19 +298,6 @@ def test_what_has_no_effect_is_listed_in_the_span_and_not_sent(visit: GatewayAtt
         assert "store" not in body
 
 
-@pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
-@pytest.mark.parametrize(("name", "words"), [(None, "model is missing"), (5, "model must be a text, not 5")])
-def test_a_model_that_is_no_name_is_told(
-    visit: GatewayAttempt, model: ScriptedServer, route: str, name: Any, words: str
-) -> None:
-    endpoint = visit.open(1, model.endpoint())
-    answer = post(endpoint, route, model=name, messages=[USER], input="?")
-    assert answer.status_code == 400
-    assert words in (said := answer.json()["error"]["message"])
-    assert "gateway.models" not in said
-    visit.close()
-
-
 def test_every_message_and_tool_call_has_its_place_in_the_agent_s_body() -> None:
     body: dict[str, Any] = {
         "instructions": "a",

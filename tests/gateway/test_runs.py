@@ -18,7 +18,6 @@ from agentrig.gateway import process
 from agentrig.plan import Plan, resolve
 from agentrig.run.evaluate import eval_tasks, evaluate
 from agentrig.run.training import train
-from agentrig.testing import check
 from agentrig.traces import LLM_CALL, MISSED
 
 TOKEN = secrets.token_urlsafe(32)
@@ -84,17 +83,6 @@ def test_no_file_and_no_log_has_a_key(
     assert not any(MISSED.encode() in text for text in texts.values()), "the gateway has seen what requests sent"
 
 
-@pytest.mark.slow
-def test_the_kit_plays_an_agent_through_a_gateway(leaky: Path, toy_file: str) -> None:
-    check(
-        "agent",
-        f"{leaky}:leaky",
-        tasks=f"{toy_file}:toy-tasks",
-        limit=2,
-        only=["calls-endpoint", "answers", "recorded"],
-    )
-
-
 def calls_of(plan: Plan, tasks: Any, endpoint: Any) -> dict[str, Any]:
     found = evaluate(plan, tasks=tasks, endpoint=endpoint, mode="train", temperature=0.0, keep=True)
     assert found.failures == {}
@@ -148,11 +136,6 @@ def served() -> Iterator[Any]:
             sampling={"max_tokens": 60},
             token_ids=True,
         )
-
-
-@pytest.mark.slow
-def test_the_reference_agent_has_the_same_triplets_through_tap_and_gateway(served: Any) -> None:
-    same_through_both(served, 40, "runners.n=1")
 
 
 @pytest.mark.slow

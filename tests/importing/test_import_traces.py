@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner, Result
+from rollouts import rollout
 
 from agentrig.adapters import triplet_of
-from agentrig.agents import Outcome
 from agentrig.cli.entry import main
 from agentrig.demonstrations import Turn, read_demonstrations
 from agentrig.otlp.exporting import json_line
 from agentrig.otlp.spans import Origin, spans_of
-from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import stored_rollouts
 from agentrig.tasks import Task
@@ -67,34 +67,26 @@ def plain(turn: Turn) -> list[dict[str, Any]]:
 
 
 def rollout_of(name: str, spans: Sequence[Span]) -> Rollout:
-    return Rollout(
-        id=name,
-        task=Task(id=f"task-{name}", input={"question": "How many?"}),
-        group="g",
-        mode="train",
-        step=1,
-        outcome=Outcome(answer="1"),
-        score=Score.ok(1.0),
-        trace=Trace(rollout_id=name, spans=spans),
-    )
+    task = Task(id=f"task-{name}", input={"question": "How many?"})
+    return attrs.evolve(rollout(trace=Trace(rollout_id=name, spans=spans)), id=name, task=task)
 
 
 def test_recorded_traces_come_back_token_for_token(tmp_path: Path) -> None:
     """Five frameworks: tools, streams, calls at once, a busy server, a broken stream, another server."""
     rollouts = [rollout_of(name, trace.spans) for name, trace in recorded_traces().items()]
     origin = Origin(run="r", agent="a", reward="exact", whole=True)
-    file = saved(tmp_path, *(json_line(spans_of(rollout, origin)) for rollout in rollouts))
+    file = saved(tmp_path, *(json_line(spans_of(each, origin)) for each in rollouts))
     turns, counts = imported(tmp_path, file)
     wanted = {}
-    for rollout in rollouts:
-        for call in rollout.trace.llm_calls():
+    for each in rollouts:
+        for call in each.trace.llm_calls():
             request, response = call.attributes["request"], call.attributes["response"]
             triplet = triplet_of(call)
             assert (triplet is None) == (SERVER in call.attributes)
             prompt = [{"content": None, **message} for message in request["messages"]]  # one framework leaves it out
             key = text([prompt, response["choices"][0]["message"], request.get("tools") or []])
             ids = triplet and (list(triplet.prompt_ids), list(triplet.response_ids))
-            wanted.setdefault(key, (f"task-{rollout.id}", ids))
+            wanted.setdefault(key, (each.task.id, ids))
     found = {
         text([list(turn.messages), turn.reply.message(), list(turn.tools)]): (
             turn.task,
@@ -372,6 +364,11 @@ WITH_TOOLS = {"gen_ai.tool.definitions": TEXTS["gen_ai.tool.definitions"]}
 DETAILS = {"name": "gen_ai.client.inference.operation.details", "attributes": attributes(CONTENT)}
 IDS = {"traceId": "a" * 32, "spanId": "b" * 16}
 
+EVENTS: Any = [
+    {"name": name, "timeUnixNano": str(i), "attributes": attributes({"gen_ai.event.content": json.dumps(body)})}
+    for i, (name, body) in enumerate(BODIES)
+]
+
 FORMS: Any = {
     "attributes, as JSON": [spans(span(values=TEXTS))],
     "attributes, as values": [spans(span(values=CONTENT))],
@@ -381,27 +378,13 @@ FORMS: Any = {
     "a log record alone": [
         logs(
             {
-                "eventName": DETAILS["name"],
                 **IDS,
+                "eventName": DETAILS["name"],
                 "attributes": attributes({"gen_ai.operation.name": "chat", **CONTENT}),
             }
         )
     ],
-    "one event a message": [
-        spans(
-            span(
-                values=WITH_TOOLS,
-                events=[
-                    {
-                        "name": name,
-                        "timeUnixNano": str(i),
-                        "attributes": attributes({"gen_ai.event.content": json.dumps(body)}),
-                    }
-                    for i, (name, body) in enumerate(BODIES)
-                ],
-            )
-        )
-    ],
+    "one event a message": [spans(span(values=WITH_TOOLS, events=EVENTS))],
     "one log record a message, in any order": [
         spans(span(values=WITH_TOOLS)),
         logs(
@@ -453,11 +436,17 @@ def test_an_evaluation_anywhere_in_a_trace_is_the_reward(tmp_path: Path) -> None
     assert "1 its rollout failed" in ran(file, "--out", tmp_path / "x.jsonl").output
 
 
+def replied(*, asked: Any = PARTS, **reply: Any) -> dict[str, Any]:
+    """Return a span of a chat whose reply differs in some fields from the usual one."""
+    messages = {"gen_ai.input.messages": asked, "gen_ai.output.messages": [{**SAID[0], **reply}]}
+    return span(values={**CONTENT, **messages})
+
+
 LEFT_OUT: Any = {
     "the call failed": [span(values={"error.type": "timeout"}), span(status={"code": 2, "message": "HTTP 503"})],
     "its stream was cut short": [
         span(values=CONTENT, status={"code": "STATUS_CODE_ERROR"}),
-        span(values={**CONTENT, "gen_ai.output.messages": [{**SAID[0], "finish_reason": "error"}]}),
+        replied(finish_reason="error"),
         span(
             values={**CONTENT, "gen_ai.request.stream": True, "gen_ai.output.messages": [{"parts": SAID[0]["parts"]}]}
         ),
@@ -466,43 +455,24 @@ LEFT_OUT: Any = {
     "it is a completion of a text, not a chat": [span(values={"gen_ai.operation.name": "text_completion"})],
     "its messages are not recorded": [span(), span(values={"gen_ai.input.messages": PARTS})],
     "the reply was cut at its token limit": [
-        span(values={**CONTENT, "gen_ai.output.messages": [{**SAID[0], "finish_reason": "length"}]}),
+        replied(finish_reason="length"),
         span(values={**{k: v for k, v in FLAT.items() if v}, "gen_ai.completion.0.finish_reason": "length"}),
     ],
-    "a content filter ended the reply": [
-        span(values={**CONTENT, "gen_ai.output.messages": [{**SAID[0], "finish_reason": "content_filter"}]})
-    ],
+    "a content filter ended the reply": [replied(finish_reason="content_filter")],
     "its content is no JSON: a limit of attributes has cut it": [
         span(values={**TEXTS, "gen_ai.input.messages": TEXTS["gen_ai.input.messages"][:50]})
     ],
-    "a part of a message is no text": [
-        span(values={**CONTENT, "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "uri", "uri": "x"}]}]})
-    ],
-    "the reply is empty": [
-        span(
-            values={**CONTENT, "gen_ai.output.messages": [{"role": "assistant", "parts": [], "finish_reason": "stop"}]}
-        )
-    ],
+    "a part of a message is no text": [replied(asked=[{"role": "user", "parts": [{"type": "uri", "uri": "x"}]}])],
+    "the reply is empty": [replied(parts=[])],
     "the arguments of the reply's tool call are no JSON object": [
-        span(
-            values={
-                **CONTENT,
-                "gen_ai.output.messages": [
-                    {"role": "assistant", "parts": [{"type": "tool_call", "name": "f", "arguments": "{a"}]}
-                ],
-            }
-        )
+        replied(parts=[{"type": "tool_call", "name": "f", "arguments": "{a"}])
     ],
 }
 
 
 def test_what_can_not_be_learned_is_counted_by_reason(tmp_path: Path) -> None:
-    good = span(
-        values={
-            **CONTENT,
-            "gen_ai.output.messages": [*SAID, {**SAID[0], "parts": [{"type": "text", "content": "Dry."}]}],
-        }
-    )
+    choices = [*SAID, {**SAID[0], "parts": [{"type": "text", "content": "Dry."}]}]
+    good = span(values={**CONTENT, "gen_ai.output.messages": choices})
     tool = span("execute_tool f", values={"gen_ai.operation.name": "execute_tool", **CONTENT})
     agent = span("invoke_agent a", values={"gen_ai.operation.name": "invoke_agent", **CONTENT})
     web = {"traceId": "1" * 32, "spanId": "2" * 16, "name": "GET /", "attributes": attributes({"http.route": "/"})}

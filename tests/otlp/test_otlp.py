@@ -22,8 +22,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.schemas import Schemas
 from otlp_receiver import receiving, spans_in
+from rollouts import rollout
 
-from agentrig.agents import Outcome
 from agentrig.cli.entry import main
 from agentrig.observers import RunEnd, RunStart
 from agentrig.otlp import exporting
@@ -55,22 +55,22 @@ def test_a_collector_gets_the_spans_of_the_run(model: ModelServer, tmp_path: Pat
     assert len(rollouts) > 24
     wanted = {f"{trace_id(r.id):032x}/{span_id(r.id, s.id):016x}": (r, s) for r in rollouts for s in r.trace.spans}
     assert set(live.spans) == set(wanted)
-    for key, (rollout, span) in wanted.items():
+    for key, (each, span) in wanted.items():
         seen = live.spans[key]
-        parent = span.parent and f"{span_id(rollout.id, span.parent):016x}"
+        parent = span.parent and f"{span_id(each.id, span.parent):016x}"
         assert (seen["parent"], seen["start"]) == (parent, round(span.start * 1e9))
         assert seen["end"] == round(span.end * 1e9)
-        assert (seen["error"] is None) == (span.error is None and (span.parent is not None or not rollout.failure))
+        assert (seen["error"] is None) == (span.error is None and (span.parent is not None or not each.failure))
         assert seen["resource"]["agentrig.run"] == "toy"
     roots = {r.id: live.spans[f"{trace_id(r.id):032x}/{span_id(r.id, r.trace.spans[0].id):016x}"] for r in rollouts}
-    for rollout in rollouts:
-        root = roots[rollout.id]
+    for each in rollouts:
+        root = roots[each.id]
         assert root["name"] == "invoke_agent toy"
-        assert root["attributes"]["agentrig.step"] == rollout.step
+        assert root["attributes"]["agentrig.step"] == each.step
         scores = [
             (name, e["gen_ai.evaluation.score.value"], e["gen_ai.evaluation.name"]) for name, _, e in root["events"]
         ]
-        value = rollout.value
+        value = each.value
         assert scores == ([] if value is None else [("gen_ai.evaluation.result", value, "toy-parity")])
     assert {s["name"] for s in live.spans.values()} >= {"invoke_agent toy", "write_query", "chat toy-model"}
     assert "agent-error" in {root["attributes"].get("error.type") for root in roots.values()}
@@ -105,68 +105,37 @@ def base64_ids(value: Any) -> Any:
     return [base64_ids(v) for v in value] if isinstance(value, list) else value
 
 
-def rollout() -> Rollout:
+def sql_rollout() -> Rollout:
     """Return a rollout with a node, a call that calls a tool, a failed call and a tool, as agents of LangGraph."""
     call = {"id": "c1", "type": "function", "function": {"name": "query", "arguments": '{"sql": "SELECT 1"}'}}
-    request = {
-        "model": "m",
-        "temperature": 0.5,
-        "max_tokens": 9,
-        "tools": [{"type": "function", "function": {"name": "query"}}],
-        "messages": [
-            {"role": "user", "content": "How many?"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c1", "content": "[[1]]"},
-        ],
-    }
-    answer = {
-        "id": "x1",
-        "model": "m-1",
-        "choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "1"}}],
-    }
+    messages = [
+        {"role": "user", "content": "How many?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "[[1]]"},
+    ]
+    tools = [{"type": "function", "function": {"name": "query"}}]
+    request = {"model": "m", "temperature": 0.5, "max_tokens": 9, "tools": tools, "messages": messages}
+    choices = [{"finish_reason": "stop", "message": {"role": "assistant", "content": "1"}}]
+    answer = {"id": "x1", "model": "m-1", "choices": choices}
+    asked = {"request": request, "response": answer, "prompt_token_ids": [1, 2, 3], "response_token_ids": [4]}
+    used = {"tool.name": "query", "input": "SELECT 1", "output": [[1]], "gen_ai.prompt.0.role": "old"}
+    root, node = "a" * 16, "b" * 32
     spans = (
-        Span(id="a" * 16, parent=None, name="rollout", start=100.0, end=104.5),
-        Span(
-            id="b" * 32, parent="a" * 16, name="chain.chain", start=100.5, end=104.0, attributes={NODE: "write_query"}
-        ),
-        Span(
-            id="c" * 16,
-            parent="b" * 32,
-            name=LLM_CALL,
-            start=101.0,
-            end=102.0,
-            attributes={
-                "request": request,
-                "response": answer,
-                "prompt_token_ids": [1, 2, 3],
-                "response_token_ids": [4],
-            },
-        ),
-        Span(id="d" * 16, parent="b" * 32, name=LLM_CALL, start=102.0, end=102.5, error="APIError: 500", attributes={}),
-        Span(
-            id="e" * 32,
-            parent="b" * 32,
-            name="tool",
-            start=103.0,
-            end=103.5,
-            attributes={"tool.name": "query", "input": "SELECT 1", "output": [[1]], "gen_ai.prompt.0.role": "old"},
-        ),
+        Span(id=root, parent=None, name="rollout", start=100.0, end=104.5),
+        Span(id=node, parent=root, name="chain.chain", start=100.5, end=104.0, attributes={NODE: "write_query"}),
+        Span(id="c" * 16, parent=node, name=LLM_CALL, start=101.0, end=102.0, attributes=asked),
+        Span(id="d" * 16, parent=node, name=LLM_CALL, start=102.0, end=102.5, error="APIError: 500", attributes={}),
+        Span(id="e" * 32, parent=node, name="tool", start=103.0, end=103.5, attributes=used),
     )
-    return Rollout(
-        id="r1",
-        task=Task(id="t1", input={"question": "How many?"}, private={"sql": "SELECT gold"}),
-        group="g",
-        mode="train",
-        step=3,
-        outcome=Outcome(answer="1"),
-        score=attrs.evolve(Score.ok(0.5), details={"gold": "SELECT gold"}),
-        trace=Trace(rollout_id="r1", spans=spans),
-    )
+    score = attrs.evolve(Score.ok(0.5), details={"gold": "SELECT gold"})
+    task = Task(id="t1", input={"question": "How many?"}, private={"sql": "SELECT gold"})
+    made = rollout(score=score, answer="1", trace=Trace(rollout_id="r1", spans=spans))
+    return attrs.evolve(made, id="r1", task=task, step=3)
 
 
 def test_spans_have_the_names_of_the_conventions() -> None:
     """In the version that is named, and none of AgentOps; nothing that the agent must not see."""
-    root, node, chat, failed, tool = spans_of(rollout(), ORIGIN)
+    root, node, chat, failed, tool = spans_of(sql_rollout(), ORIGIN)
     assert [s.name for s in (root, node, chat, failed, tool)] == [
         *("invoke_agent sql", "write_query", "chat m", "chat", "execute_tool query"),
     ]
@@ -195,7 +164,7 @@ def test_spans_have_the_names_of_the_conventions() -> None:
     assert list(Schemas)[-1].value == SCHEMA
     everything = repr([(s.to_json(), s.events) for s in (root, node, chat, failed, tool)])
     assert "gold" not in everything
-    bare = repr([s.to_json() for s in spans_of(rollout(), Origin(**{**vars_of(ORIGIN), "content": False}))])
+    bare = repr([s.to_json() for s in spans_of(sql_rollout(), attrs.evolve(ORIGIN, content=False))])
     assert "How many?" not in bare
     assert "SELECT 1" not in bare
 
@@ -203,7 +172,7 @@ def test_spans_have_the_names_of_the_conventions() -> None:
 def test_a_reward_that_the_agent_gave_is_sent_and_its_text_only_with_content() -> None:
     attributes = {REWARD: 0.5, FEEDBACK: "SELECT 1 was right"}
     given = Span(id="f" * 16, parent="a" * 16, name="reward", start=103.0, end=103.0, attributes=attributes)
-    made = rollout()
+    made = sql_rollout()
     made = attrs.evolve(made, trace=attrs.evolve(made.trace, spans=(*made.trace.spans, given)))
     sent = spans_of(made, ORIGIN)[-1]
     assert (sent.name, sent.attributes) == ("reward", attributes)
@@ -211,14 +180,10 @@ def test_a_reward_that_the_agent_gave_is_sent_and_its_text_only_with_content() -
     assert bare.attributes == {REWARD: 0.5}
 
 
-def vars_of(origin: Origin) -> dict[str, Any]:
-    return {name: getattr(origin, name) for name in ("run", "agent", "reward")}
-
-
 def test_values_that_a_span_cannot_hold_are_text(caplog: pytest.LogCaptureFixture) -> None:
     request = {"model": "m\ud800", "seed": 10**30, "n": -(10**30), "top_k": 2**63 - 1}
     attributes = {"request": request, "response": {"choices": [{"finish_reason": "\ud800"}]}}
-    whole = rollout()
+    whole = sql_rollout()
     spans = [attrs.evolve(s, attributes=attributes) if s.name == LLM_CALL else s for s in whole.trace.spans]
     found = exporting.json_line(spans_of(attrs.evolve(whole, trace=Trace(rollout_id=whole.id, spans=spans)), ORIGIN))
     assert not caplog.records
@@ -239,7 +204,7 @@ def test_a_collector_that_does_not_answer_holds_nothing_up(kind: str, tmp_path: 
         sender.on_run_start(RunStart(directory=tmp_path, config={"agent": {"use": "a"}}, steps=1, first_step=1))
         start = time.process_time()
         for _ in range(200):
-            sender.on_rollout_end(rollout())
+            sender.on_rollout_end(sql_rollout())
         assert time.process_time() - start < 2.0
         sender.on_run_end(RunEnd(directory=tmp_path, summary={}))
         counts = sender.settle()

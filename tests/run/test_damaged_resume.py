@@ -56,7 +56,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy, to be damaged."""
     shutil.copytree(trained, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
 

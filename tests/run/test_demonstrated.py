@@ -16,8 +16,9 @@ import torch
 from agentrig_grpo.learner import Learner
 from audited_runs import tiny_model, verdicts
 from click.testing import CliRunner
+from rollouts import rollout
 
-from agentrig import Outcome, Score, Task
+from agentrig import Task
 from agentrig.cli.entry import main
 from agentrig.correctness import Correctness
 from agentrig.demonstrations import Reply, Turn
@@ -29,7 +30,6 @@ from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.directory import descent_of
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
-from agentrig.traces import Trace
 from agentrig.tracing.streams import joined
 from agentrig.tracing.tokens import token_attributes
 from agentrig.view import build_report
@@ -232,7 +232,6 @@ def test_an_answer_has_the_ids_of_its_call_streamed_or_not(stream: bool) -> None
 
 
 def session(*ids: str, notes: list[str] | None = None) -> Any:
-    """Return what `Demonstrated` reads of a session, with tasks of these ids."""
     scorer = SimpleNamespace(correctness=Correctness())
     reward = SimpleNamespace(spec=SimpleNamespace(name="exact"))
     return SimpleNamespace(
@@ -315,25 +314,16 @@ def test_chats_that_no_model_can_learn_are_named(tmp_path: Path, caplog: pytest.
 def test_demonstrations_that_the_reward_rejects_are_named_once_and_most_of_them_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def rollout(name: str, value: float) -> Rollout:
-        return Rollout(
-            id=name,
-            task=Task(id=name, input={}),
-            group=name,
-            mode="train",
-            step=1,
-            trace=Trace(rollout_id=name),
-            outcome=Outcome(answer="4"),
-            score=Score.ok(value),
-        )
+    def demonstrated(name: str, value: float) -> Rollout:
+        return attrs.evolve(rollout(value, answer="4", group=name), id=name, task=Task(id=name, input={}))
 
     found = Demonstrated(session(), str(chats(tmp_path / "chats.jsonl", chat("a", "b"))))
-    found._check([rollout("good", 1.0), rollout("poor", 0.5)], 1)
-    found._check([rollout("good", 1.0), rollout("poor", 0.5)], 2)
+    found._check([demonstrated("good", 1.0), demonstrated("poor", 0.5)], 1)
+    found._check([demonstrated("good", 1.0), demonstrated("poor", 0.5)], 2)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "does not count 1 of 2 demonstrations as correct; they are not learned:\n  poor: '4' -> 0.5" in warning
     with pytest.raises(RunStopped, match=r"(?s)step 3: .*does not count 3 of 5 demonstrations by .* poor: '4'") as stop:
-        found._check([rollout("poor", 0.5)], 3)
+        found._check([demonstrated("poor", 0.5)], 3)
     assert stop.value.cause == "demonstrations-rejected"
 
 

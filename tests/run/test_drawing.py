@@ -19,7 +19,6 @@ from agentrig.rollouts import Rollout
 from agentrig.run.directory import RunDirectory
 from agentrig.run.drawing import RULES, Drawing, Group, groups_of
 from agentrig.settings import structure
-from agentrig.tasks import tasks_of_step
 
 TASKS = [Task(id=f"t{i}", input={"n": i}) for i in range(12)]
 SOLVED = {"t0", "t1", "t2", "t3", "t4", "t5", "t6"}
@@ -43,11 +42,6 @@ def steps(draws: Drawing, count: int, answer: Callable[[str], Group]) -> list[li
     return found
 
 
-def test_uniform_looks_at_no_group() -> None:
-    drawn = steps(drawing("uniform"), 6, lambda task: group(task, 1.0, 1.0, solved=True))
-    assert drawn == [[t.id for t in tasks_of_step(TASKS, n=4, step=s, seed=3)] for s in range(1, 7)]
-
-
 # --- by difficulty ---
 
 
@@ -64,22 +58,6 @@ def test_tasks_whose_groups_differed_are_drawn_more_often_and_every_task_stays_p
     assert figures["tasks_differing_all"] == pytest.approx(4 / 12, abs=0.05)
 
 
-def test_a_step_draws_no_task_twice_before_it_has_drawn_all() -> None:
-    for step in steps(drawing("by-difficulty"), 30, lambda task: group(task, 0.0, float(task < "t4"))):
-        assert len(set(step)) == 4
-    (large,) = steps(drawing("by-difficulty", n=30), 1, lambda task: group(task))
-    assert set(Counter(large).values()) == {2, 3}
-
-
-def test_a_group_with_fewer_than_two_scored_rollouts_says_nothing() -> None:
-    draws = drawing("by-difficulty", n=12)
-    steps(draws, 1, lambda task: group(task, 0.5))
-    draws.see([group("t0", 1.0, 1.0), group("t1", 1.0, 0.0), group("gone", 1.0, 1.0)])
-    draws.draw(2)
-    assert draws.figures(2)["tasks_differing_all"] == pytest.approx((11 + 0.5) / 12)
-    assert draws.figures(2) == {}, "they are told once"
-
-
 # --- without solved tasks ---
 
 
@@ -94,24 +72,6 @@ def test_tasks_whose_last_group_was_all_correct_are_left_out_and_checked_again()
     figures = draws.figures(4)
     assert figures["tasks_skipped"] > 0
     assert figures["tasks_solved"] == len(SOLVED)
-
-
-def test_a_task_that_is_not_solved_any_more_comes_back() -> None:
-    draws, seen = drawing("skip-solved", recheck_every=2), Counter[str]()
-
-    def answer(task: str) -> Group:
-        seen[task] += 1
-        return group(task, 1.0, solved=task in SOLVED and seen[task] == 1)
-
-    steps(draws, 20, answer)
-    assert min(seen.values()) >= 5
-    assert draws.figures(20)["tasks_solved"] == 0
-
-
-def test_a_step_is_full_also_when_everything_is_solved() -> None:
-    for n in (4, 12, 30):
-        drawn = steps(drawing("skip-solved", n=n), 10, lambda task: group(task, 1.0, solved=True))
-        assert {len(step) for step in drawn} == {n}
 
 
 def test_no_tasks_at_all() -> None:

@@ -47,25 +47,7 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "lines").read_text() == "one\n"
 
 
-def test_a_checkpoint_that_cannot_be_saved_is_removed_and_the_one_before_stays(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-
-    def write(folder: Path) -> None:
-        (folder / "weights").write_bytes(b"x" * 9)
-        if fails:
-            raise FULL
-
-    fails = False
-    run.checkpoints.save(1, write, keep=False)
-    fails = True
-    for step in (1, 2):
-        with pytest.raises(RunFileError, match="the disk is full"):
-            run.checkpoints.save(step, write, keep=False)
-        assert sorted(f.name for f in run.checkpoints.folder.iterdir()) == ["latest", "step-00001"]
-
-
 def test_no_file_of_a_run_is_written_through_a_link(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A link with the name of a run's file, or of its half-written part, led out of the run."""
     run, mine = RunDirectory(tmp_path / "run"), tmp_path / "mine.txt"
     mine.write_text("keep")
     for name in ("metrics.jsonl", ".summary.json.part", "log.jsonl", "server.log", "rollouts/train-00001.part"):

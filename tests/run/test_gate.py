@@ -70,12 +70,6 @@ def test_it_is_bounded_and_goes_round_where_tasks_are_few() -> None:
     assert [len(batch) for batch in batches] == [20, 20]
 
 
-def test_the_same_step_is_sampled_again_in_the_same_way() -> None:
-    for step in (1, 2):
-        assert sampled({"t1"}, step=step)[1] == sampled({"t1"}, step=step)[1]
-    assert sampled({"t1"}, step=1)[1] != sampled({"t1"}, step=2)[1]
-
-
 def test_without_a_gate_a_step_has_one_batch() -> None:
     spec: Any = load().find("credit", "dr-grpo").spec
     dapo: Any = load().find("credit", "dapo").spec

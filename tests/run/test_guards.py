@@ -211,7 +211,6 @@ def answered(answer: str) -> Any:
 
 
 def test_an_agent_that_computes_its_own_reward_needs_no_answer() -> None:
-    """As a LitAgent does."""
     judged = attrs.evolve(rollout(1.0, answer=None), outcome=Outcome(own_reward=1.0))
     with pytest.raises(RunStopped) as caught:
         check_rewards([judged] * 2, step=1)

@@ -40,7 +40,6 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps."""
     folder = tmp_path_factory.mktemp("mini")
     words = command("train", "mini", "algorithm.steps=2", "run.name=a", "run.second_reward=spider-exec-strict", *TINY)
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280)
@@ -53,23 +52,6 @@ def test_the_default_recipe_has_nothing_to_warn_of(finished: Path) -> None:
     said = (finished.parents[1] / "stderr.txt").read_text()
     assert "INFO agentrig.run.auditing: checked step 1" in said
     assert "warning" not in said.lower()
-
-
-def test_the_run_directory_is_complete(finished: Path) -> None:
-    for name in ("config.toml", "manifest.json", "metrics.jsonl", "report.html", "summary.json"):
-        assert (finished / name).is_file(), name
-    assert list((finished / "plots").glob("*.png"))
-    summary = json.loads((finished / "summary.json").read_text())
-    assert summary["steps"] == 2
-    assert summary["accuracy"]["n"] == 8
-    assert 0 <= summary["accuracy"]["before"] <= 1
-    assert 0 <= summary["accuracy"]["after"] <= 1
-    assert summary["train_rollouts"] == 2 * 8 * 4
-    assert summary["failures"] == {}
-    assert 0.5 < sum(summary["time_share"].values()) <= 1.01
-    assert summary["transitions_per_rollout"] >= 1
-    assert summary["prompt_tokens"] > 10
-    assert summary["response_tokens"] > 3
 
 
 def test_every_step_trains_on_its_rollouts(finished: Path) -> None:

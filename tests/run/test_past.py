@@ -239,7 +239,6 @@ def linked(run: Path, part: str, place: Path) -> None:
 
 @pytest.mark.parametrize("part", ["checkpoints", "rollouts"])
 def test_a_link_to_the_folder_of_another_run_is_refused(finished: Path, tmp_path: Path, part: str) -> None:
-    """Old checkpoints of the other run were removed, without a word."""
     other = shutil.copytree(finished, tmp_path / "other")
     shutil.rmtree(finished / part)
     (finished / part).symlink_to(other / part)
@@ -420,7 +419,6 @@ def test_a_file_that_the_run_did_not_write_is_named(
 def test_a_record_that_contradicts_itself_is_not_resumed(
     ended_run: Callable[..., Path], name: str, place: Place, said: str
 ) -> None:
-    """A changed accuracy before training became that of the new summary."""
     run = ended_run("algorithm.steps=3", "run.report_tasks=8")
     read_past(RunDirectory(run))
     assert "contradicts itself" not in str(diagnose(run))
@@ -434,7 +432,6 @@ def test_a_record_that_contradicts_itself_is_not_resumed(
 
 
 def test_no_reader_shows_a_figure_of_a_file_of_another_run(finished: Path) -> None:
-    """A resume blamed progress.json for such a file, and reports were made of it."""
     shutil.copy(finished / "rollouts" / "report-00003.parquet", finished / "rollouts" / "report-00000.parquet")
     said = "rollouts/report-00000.parquet: changed since the run wrote it"
     data = read_run(finished)
@@ -517,7 +514,6 @@ def test_a_trained_model_is_not_measured_as_the_start(finished: Path, caplog: py
 
 
 def test_a_run_that_lost_its_record_goes_on_after_a_resume_that_only_measures(finished: Path) -> None:
-    """Its second resume called the file damaged that the first one had written."""
     for name in ("progress.json", "summary.json"):
         (finished / name).unlink()
     train(resume_plan(finished), resume=finished)
@@ -571,13 +567,6 @@ def test_the_error_of_an_unreadable_checkpoint_says_what_to_do(finished: Path) -
     ):
         raise ValueError("no number")
     assert content(finished) == before
-
-
-def test_without_an_earlier_checkpoint_the_message_has_no_command(finished: Path) -> None:
-    checkpoints.Checkpoints(finished / "checkpoints").drop_after(2)
-    shorten(finished / "checkpoints" / "step-00002")
-    with pytest.raises(CheckpointDamaged, match="There is no earlier checkpoint"):
-        read_past(RunDirectory(finished))
 
 
 def test_from_step_needs_a_step_with_a_checkpoint(finished: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -76,8 +75,6 @@ class Watch:
 
 
 class Complain:
-    """An observer whose hook raises."""
-
     @hookimpl
     def on_step_end(self, event: Any) -> None:
         raise OSError("no tracker there")
@@ -335,41 +332,6 @@ def test_a_second_signal_after_the_last_step_names_the_report(toy_plan: MakePlan
 
 
 @pytest.mark.slow
-def test_an_extended_run_drops_its_former_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
-    train(toy_plan("algorithm.steps=1", "algorithm.wait_s=0.2", "run.validation_tasks=1"))
-    run = tmp_path / "runs" / "toy"
-    before = json.loads((run / "summary.json").read_text())
-    with pytest.raises(ConfigError, match=r"toy has ended after 1 step.* --resume .*toy algorithm\.steps=N"):
-        resume_plan(run)
-    seen = []
-
-    class Interrupt:
-        @hookimpl
-        def on_run_start(self, event: Any) -> None:
-            seen.append((run / "summary.json").exists())  # it stays until the next checkpoint
-
-        @hookimpl
-        def on_step_end(self, event: Any) -> None:
-            if event.step == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    plan = resume_plan(run, overrides=["algorithm.steps=4"])
-    plan.registry.add_observer(Interrupt(), "interrupt")
-    with pytest.raises(KeyboardInterrupt):
-        train(plan, resume=run)
-    assert seen == [True]
-    summary = json.loads((run / "summary.json").read_text())
-    assert (before["accuracy"]["after"], summary["accuracy"]["after"]) == (0.5, None)
-    assert summary["complete"] is False
-    rows = sum(pq.read_metadata(file).num_rows for file in (run / "rollouts").glob("*.parquet"))
-    assert summary["rollouts"] == rows > before["rollouts"]
-    steps = summary["steps"]
-    with pytest.raises(ConfigError, match=f"has {steps} steps already, and is to have 1 in all"):
-        train(resume_plan(run, overrides=["algorithm.steps=1"]), resume=run)
-    assert resume_plan(run).configs["algorithm"].steps == 4  # the failed start has changed nothing
-
-
-@pytest.mark.slow
 def test_the_first_validation_of_a_resumed_run_is_not_its_start(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path
 ) -> None:
@@ -453,27 +415,6 @@ def test_an_algorithm_must_report_the_weight_change(
         train(attrs.evolve(plan, components={**plan.components, "algorithm": silent}))
 
 
-@pytest.mark.slow
-def test_a_warning_has_the_step_that_is_under_way(toy_plan: MakePlan, tmp_path: Path) -> None:
-    class Warns:
-        @hookimpl
-        def on_rollout_end(self, rollout: Any) -> None:
-            logging.getLogger("agentrig.own").warning("%s %d", rollout.mode, rollout.step)
-
-        @hookimpl
-        def on_step_end(self, event: Any) -> None:
-            logging.getLogger("agentrig.own").warning("end %d", event.step)
-
-    plan = toy_plan("algorithm.steps=2")
-    plan.registry.add_observer(Warns(), "warns")
-    train(plan)
-    lines = [json.loads(line) for line in (tmp_path / "runs" / "toy" / "log.jsonl").read_text().splitlines()]
-    said = {line["text"]: line["step"] for line in lines}
-    assert {text: said[text] for text in ("train 1", "end 1", "train 2", "end 2", "report 2")} == {
-        **{"train 1": 1, "end 1": 1, "train 2": 2, "end 2": 2, "report 2": 2}
-    }
-
-
 def test_what_an_algorithm_notes_is_logged_and_kept_for_the_report(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -533,29 +474,6 @@ def test_rollouts_that_run_ahead_stay_alone_and_end_with_the_run(model: ModelSer
         train(attrs.evolve(plan, components={**plan.components, "algorithm": hasty}))
     assert ("rollouts", None) in told
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
-
-
-@pytest.mark.slow
-def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: MakePlan, tmp_path: Path) -> None:
-    """A lone surrogate, which UTF-8 cannot encode, in answers, which then are none, and in a score's details."""
-    import pandas as pd
-
-    plan = toy_plan(
-        'tasks.do=["surrogate", "", "", ""]',
-        "reward.odd=true",
-        "algorithm.steps=2",
-        "run.failure_limit=1.0",
-        "run.block=[]",
-    )
-    summary = train(plan)
-    assert summary["steps"] == 2
-    assert set(summary["failures"]) == {"bad-answer"}
-    files = sorted((tmp_path / "runs" / "toy" / "rollouts").glob("train-*.parquet"))
-    rows = pd.concat([pd.read_parquet(f) for f in files])
-    details = {str(json.loads(d)) for d in rows["details"]}
-    assert "{'half': '\ufffd'}" in details
-    assert any("('a', 1)" in d for d in details)  # values other than JSON are described
-    assert "half" in (tmp_path / "runs" / "toy" / "report.html").read_text("utf-8")
 
 
 def test_an_agent_that_cannot_be_built_leaves_no_run_directory(toy_plan: MakePlan, tmp_path: Path) -> None:

@@ -83,7 +83,6 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
     [
         ("return [row(0), row(1), row(0)]", 'row 2 (the first is 0): id is "t-0", which row 0 has too'),
         ("return [row(0), Task]", "row 1 (the first is 0): it is a type; write agentrig.Task("),
-        ("return [row(0), object.__new__(Task)]", "row 1 (the first is 0): its id cannot be read (AttributeError: "),
         (
             "class Bare(Task):\n    def __init__(self): pass\nreturn [row(0), Bare()]",
             "its id cannot be read (AttributeError: 'Bare' object has no attribute 'id'). Does Bare call super()",
@@ -117,10 +116,6 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return [row(0, input={1: 2})]", "input has the key 1 (int); keys must be text"),
         ("return [row(0, input={'x': float('nan')})]", "input.x is nan, which JSON can't hold"),
         ("return [row(0, input={'x': 'a\\ud800'})]", "input.x holds a lone surrogate"),
-        (
-            "return [row(0, input={'a': {'b\\udfff': 1}})]",
-            "row 0 (the first is 0): a key of input.a holds a lone surrogate",
-        ),
         ("return [row(0, id='t\\ud800')]", "row 0 (the first is 0): id holds a lone surrogate"),
         ("return [row(0, slices={'s': '\\ud800'})]", "slices.s holds a lone surrogate"),
         (
@@ -129,14 +124,9 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ),
         ("x = {}\nx['x'] = x\nreturn [row(0, input=x)]", "input contains itself, or is nested deeper than 254 lists"),
         (
-            "x = {}\nfor _ in range(900):\n    x = {'x': x}\nreturn [row(0, private=x)]",
-            "private contains itself, or is nested deeper than 254 lists or dicts",
-        ),
-        (
             "x = ['x']\nfor _ in range(40):\n    x = [x, x]\nreturn [row(0), row(1, input={'x': x})]",
             "row 1 (the first is 0): input has more than 1000000 values, as JSON writes them; put them into a file",
         ),
-        ("return [row(0, row={'a': b'x'})]", "row.a is b'x' (bytes), no JSON value; write .decode()"),
         ("return [row(0, row=[{'\\ud800': float('nan')}])]", "a key of row[0] holds a lone surrogate"),
         ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:25 in load)"),
         ("raise Mute", "`load` raised Mute: (its message raised RuntimeError) (my_tasks.py:25 in load)"),
@@ -177,7 +167,6 @@ class Counts(Task):
 
 
 def test_values_of_subclasses_become_what_json_writes_for_them(own: Callable[..., Plan]) -> None:
-    """A class that is made in `load` could not be sent to the reward, which failed with a traceback."""
     body = """
 import enum, collections, numpy
 class Color(str, enum.Enum): RED = "red"
@@ -189,15 +178,6 @@ return [row(0, row=pair(1, Color.RED), **given)]"""
     assert (task.input, task.private, task.row) == ({"red": ["red", 0.5]}, {"a": 1}, (1, "red"))
     values = [*task.input, *task.input["red"], *task.private.values(), task.row, *task.row]
     assert [type(value) for value in values] == [str, str, float, int, tuple, int, str]
-
-
-def test_a_wrong_row_ends_the_run_before_it_begins(
-    own: Callable[..., Plan], tmp_path: Path, model: ModelServer
-) -> None:
-    with pytest.raises(AgentrigError, match="which row 0 has too"):
-        train(own("return [row(0), row(0)]"))
-    assert not (tmp_path / "runs").exists()
-    assert model.requests == []
 
 
 @pytest.mark.parametrize(
@@ -218,16 +198,13 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
         ("del Own.splits", "task set own: `splits` is None; write the names of the splits"),
         ("Own.splits = 'train'", "`splits` is 'train'; write the names"),
         ("Own.roles = {'train': 'trian'}", "`roles` has 'train': 'trian'; the roles are train, validation, report"),
-        ("Own.roles = {'dev': 'dev'}", "`roles` has 'dev': 'dev'"),
         ("Own.splits = ()", "`splits` is (); write the names of the splits"),
         ("Own.held_out = ('zzz',)", "`held_out` is ('zzz',), not a list of these splits: train, dev"),
         ("Own.held_out = None", "`held_out` is None, not a list of these splits: train, dev; if no split is held out"),
-        ("Own.held_out = 5", "`held_out` is 5, not a list of these splits"),
         (
             "made = Own\nOwn = lambda: made",
             "`build` returned the class Own, not one of its objects; write `return",
         ),
-        ("Own.held_out = 'dev'", "`held_out` is 'dev', not a list of these splits"),
         (
             "Own.splits = property(lambda self: {}['rows'])",
             "task set own: `splits` raised KeyError: 'rows'",
@@ -245,17 +222,6 @@ def test_the_error_of_an_incomplete_task_set_says_what_to_write(own: Callable[..
     with pytest.raises((PluginError, ConfigError)) as caught:
         loaded(own("return sound(split)", more=more))
     assert said in str(caught.value)
-
-
-@pytest.mark.slow
-def test_every_command_checks_the_rows(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
-    own("return [row(0), row(0)]", split="dev")
-    words = ["toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
-    for command in (["eval", "--limit", "1"], ["dev"], ["doctor", "--json"]):
-        done = CliRunner().invoke(main, [command[0], *words, *command[1:]], env={"OPENAI_BASE_URL": ""})
-        assert done.exit_code == 1
-        assert "task set own, split dev, row 1 (the first is 0): id is" in done.output, command
-        assert "Traceback" not in done.output
 
 
 def test_an_empty_split_cannot_be_measured(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
@@ -360,7 +326,6 @@ def test_a_task_set_that_replaces_what_the_run_uses_is_named(own: Callable[..., 
 def test_what_a_task_set_changes_of_python_and_torch_is_put_back(
     own: Callable[..., Plan], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The runners could not start, and the audit had no gradient; the messages blamed the agent and nobody."""
     torch = pytest.importorskip("torch")
     words = list(sys.argv)
     more = "import sys, torch\nOwn.__init__ = lambda self: torch.set_default_device('meta')"
@@ -386,7 +351,6 @@ return sound(split)"""
 def test_a_task_set_or_a_file_that_changes_the_directory_moves_no_run(
     own: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run was in elsewhere/runs, a file of the command was not found there, and the reward was blamed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -401,14 +365,3 @@ def test_a_task_set_or_a_file_that_changes_the_directory_moves_no_run(
         f"plugin my_tasks ({tmp_path / 'my_tasks.py'}) {said.format(tmp_path / 'a')}",
         f"`load` of task set own {said.format(tmp_path / 'b')}",
     ]
-
-
-def test_a_task_set_that_replaces_what_the_run_uses_while_it_is_built_ends_the_run(
-    own: Callable[..., Plan], tmp_path: Path
-) -> None:
-    before = json.dumps
-    more = "import json\ndef build(self):\n    json.dumps = lambda value: ''\nOwn.__init__ = build"
-    with pytest.raises(PluginError, match=r"the task set own replaced json\.dumps, which this command needs itself"):
-        train(own("return sound(split)", more=more))
-    assert json.dumps is before
-    assert not (tmp_path / "runs" / "one").exists()

@@ -237,15 +237,6 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
         check_unsolved(measured([1.0, 1.0]), "mini")
 
 
-def test_the_verdict_does_not_take_all_tasks_for_equally_hard() -> None:
-    """Half of the answers are right, always to the same tasks: training would learn from one group of eight."""
-    found = verdict(measured([1.0] * 16 + [0.0] * 12 + [0.0, 1.0, 0.0, 0.0], each=4), group=4)
-    assert found.kind == "hopeless"
-    assert "rewards that differ, and these are about 12% of the tasks (95%: 2% to 47%) only" in found.message
-    assert "for 100% of the other tasks, all its answers are right, or the same" in found.message
-    assert found.message.endswith("Give fewer passes (--passes), or end sooner: --until 0.2.")
-
-
 def test_the_cure_of_groups_that_do_not_differ_depends_on_why() -> None:
     """Mostly right, or the same answer each time: fewer passes; mostly wrong in different ways: more."""
 
@@ -423,44 +414,6 @@ def test_a_context_that_is_too_short_is_refused_before_the_demonstrations(tmp_pa
     assert result.exit_code == 1
     assert "--context 600 is less than [algorithm] max_length = 900" in result.stderr, result.output
     assert "labels:" not in result.output
-
-
-@pytest.mark.slow
-def test_the_command_begins_with_the_starter(tmp_path: Path) -> None:
-    """Its size and its vocabulary are in the model that comes out; four demonstrations change its weights."""
-    hasty = "from agentrig.cli import main, progress; progress.STARTING_S = 0.0; main()"
-    words = [sys.executable, "-c", hasty, "warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1"]
-    words += ["--no-measure", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "  learning the demonstrations: " in done.stderr, "a slow start is no hang"
-    made = json.loads(done.stdout)["model"]
-    assert (made["parameters"], made["vocabulary"], made["context"]) == (1_412_992, 1024, 2048)
-    weights, before = (folder / "model.safetensors" for folder in (tmp_path / made["directory"], STARTER))
-    assert weights.read_bytes() != before.read_bytes()
-    assert (tmp_path / made["directory"] / "tokenizer.json").read_bytes() == (STARTER / "tokenizer.json").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_warm_up_with_all_labels_does_not_warn_that_it_is_tried_on_training_tasks(tmp_path: Path) -> None:
-    words = ["warmup", "colors", "--plugin", FILE, "--all-labels", "--passes", "2", "--lr", "1e-9", "--until", "0.3"]
-    words += ["--parameters", "6e4", "--tokenizer", "bytes", "--no-measure"]
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrig", *words], capture_output=True, text=True, cwd=tmp_path, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "so far: 0.0% of 12 labelled tasks" in done.stdout
-    assert "WARNING" not in done.stderr
-
-
-@pytest.mark.slow
-def test_the_command_says_that_the_minutes_ended_it(tmp_path: Path) -> None:
-    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "9", "--minutes", "1e-6"]
-    words += ["--parameters", "6e4", "--tokenizer", "bytes", "--no-measure", "--out", str(tmp_path / "model")]
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 0, result.output
-    said = r"\nthe training ended after \d of 9 passes, because --minutes 1e-06 was over; .*: --minutes \d+\n"
-    assert re.search(said, result.stdout), result.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import httpx
-
 import agentrig
 from agentrig import AdapterSpec, AgentSpec, RewardSpec, Score, hookimpl
 from agentrig.adapters import triplet_of
@@ -12,14 +10,6 @@ from agentrig.adapters import triplet_of
 def twice(trace):
     """Return each call two times."""
     return [t for call in trace.llm_calls() if (t := triplet_of(call, node="write_query")) for _ in range(2)]
-
-
-def choices(task_input, endpoint):
-    """Ask for two answers, and use the last."""
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": f"Is {task_input['number']} odd?"}]}
-    with agentrig.span("write_query"):
-        reply = httpx.post(f"{endpoint.base_url}/chat/completions", json={**body, **endpoint.sampling, "n": 2})
-    return reply.json()["choices"][-1]["message"]["content"]
 
 
 def two_names(task_input, endpoint):
@@ -52,5 +42,4 @@ def register_rewards():
 @hookimpl
 def register_agents():
     """Register the agents."""
-    yield AgentSpec(name="choices", summary="Asks for two answers.", build=lambda config: choices)
     yield AgentSpec(name="two-names", summary="Asks under two names.", build=lambda config: two_names)

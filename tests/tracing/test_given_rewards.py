@@ -28,7 +28,6 @@ Ask = Callable[[], Any]
 
 @pytest.fixture
 def ask(model: ModelServer) -> Iterator[Ask]:
-    """Return a function that calls the model once."""
     with openai.OpenAI(base_url=model.url, api_key="none", max_retries=0) as client:
         yield lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Is 1 odd?"}])
 

@@ -56,7 +56,6 @@ def run_server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def foreign() -> Iterator[HeaderServer]:
-    """Somebody else's server."""
     with serving(HeaderServer()) as server:
         yield server
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import attrs
 import pytest
+from rollouts import rollout
 
-from agentrig import Endpoint, Outcome, Score, Task, Trace
+from agentrig import Endpoint, Trace
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job
-from agentrig.rollouts import Rollout
 from agentrig.run.guards import warn_of_fields
 from agentrig.runners.attempt import run_agent
 from agentrig.testing.scripted import ScriptedServer, scripted_server
@@ -61,6 +61,7 @@ def test_all_calls_of_a_measurement_are_sampled_as_the_run_says(
 ) -> None:
     spans = calls(model, mode, gateway if through == "gateway" else None)
     bodies = model.bodies()
+    assert through == "gateway" or [r.headers.get("x-run") for r in model.requests] == ["1"] * 3
     assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0)] * 3
     assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == [(64, None), (5, None), (None, 7)]
     for span, body in zip(spans, bodies, strict=True):  # the record has what was used, and what was asked otherwise
@@ -78,6 +79,7 @@ def test_training_adds_what_a_call_lacks_and_leaves_what_the_agent_sends(
 ) -> None:
     spans = calls(model, "train", gateway if through == "gateway" else None)
     bodies = model.bodies()
+    assert through == "gateway" or [r.headers.get("x-run") for r in model.requests] == ["1"] * 3
     assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0), (0.7, 0.5), (0.0, 1.0)]
     assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == [(64, None), (5, None), (None, 7)]
     assert [s.attributes["request"] for s in spans] == bodies
@@ -100,21 +102,11 @@ def test_of_two_limits_the_smaller_holds_and_the_run_says_so(
     limits = [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in model.bodies()]
     assert limits == [(64, None), (None, 64)]
     assert [s.attributes[ASKED] for s in spans] == [{"max_tokens": 2048}, {"max_completion_tokens": 2048}]
-    rollout = Rollout(
-        id="r1",
-        task=Task(id="t", input={}),
-        group="g",
-        mode="train",
-        step=1,
-        outcome=Outcome(answer=""),
-        score=Score.ok(0.0),
-        trace=Trace(rollout_id="r1", spans=tuple(spans)),
-    )
-    assert warn_of_fields([rollout], {"use": "verl", "verl": {"data": {"max_response_length": 64}}})
+    whole, first = (rollout(trace=Trace(rollout_id="r1", spans=tuple(some))) for some in (spans, spans[:1]))
+    assert warn_of_fields([whole], {"use": "verl", "verl": {"data": {"max_response_length": 64}}})
     said = "2 calls asked for up to 2048 tokens; the run's limit of 64 holds"
     assert f"{said} (algorithm.verl.data.max_response_length)" in caplog.text
-    one = attrs.evolve(rollout, trace=attrs.evolve(rollout.trace, spans=spans[:1]))
-    assert warn_of_fields([one], {"use": "grpo", "max_tokens": 64})
+    assert warn_of_fields([first], {"use": "grpo", "max_tokens": 64})
     assert "1 call asked for up to 2048 tokens; the run's limit of 64 holds (algorithm.max_tokens)\n" in caplog.text
 
 
@@ -128,12 +120,6 @@ def test_other_servers_get_what_the_agent_sends(model: ScriptedServer) -> None:
             calls(model, mode, None, judge)
         assert [b.get("temperature") for b in foreign.bodies()] == [None, 0.7, None] * 2
         assert not any("x-run" in r.headers for r in foreign.requests)
-
-
-@pytest.mark.parametrize("mode", ["train", "test"])
-def test_the_endpoints_headers_are_sent_with_every_call_to_it(model: ScriptedServer, mode: str) -> None:
-    calls(model, mode, None)
-    assert [r.headers.get("x-run") for r in model.requests] == ["1"] * 3
 
 
 def test_a_litagent_keeps_its_temperature_of_validation(model: ScriptedServer) -> None:

@@ -34,7 +34,6 @@ pytestmark = pytest.mark.usefixtures("quick_images")
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Trainings of a real learner."""
     return recorded(tmp_path_factory.mktemp("recorded"))
 
 
@@ -169,16 +168,6 @@ def test_a_file_of_the_common_start_that_cannot_be_read_is_told_as_that_runs(tmp
     )
 
 
-@pytest.mark.parametrize("key", ["steps", "rollouts", "train_rollouts", "wall_s"])
-def test_a_figure_of_the_summary_that_is_no_number_is_told(tmp_path: Path, key: str) -> None:
-    run = write_run(tmp_path / "run", steps=2)
-    file = run / "summary.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: [1]}))
-    (row,) = compare([run]).rows
-    assert any(f"summary.json is damaged: {key} is [1], not a number from 0 to" in text for text in row["missing"])
-    assert "summary.json is damaged" in render([read_run(run)])
-
-
 def test_the_common_start_is_the_one_that_most_runs_can_be_compared_with(tmp_path: Path) -> None:
     stopped = write_run(tmp_path / "a", steps=1, ended=False)
     changed(stopped, model="/models/another")
@@ -233,7 +222,6 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def changed(run: Path, *, model: str) -> None:
-    """Let a run have begun with another model."""
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("/models/qwen2-mini", model))
     facts = json.loads((run / "manifest.json").read_text())
@@ -353,14 +341,6 @@ def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seed
     assert "unknown" not in " ".join(pooled)
     assert alone[0].endswith("crashed")
     assert alone[2] == "it was not measured after training: it did not finish"
-    run = RunDirectory(begun)
-    run.lock()
-    try:
-        running = compare([*seeds[:2], begun]).table().rows[1]
-    finally:
-        run.release()
-    assert running[0].endswith("running")
-    assert running[2] == "it still runs: it is measured at its end"
 
 
 def test_a_finished_run_that_cannot_be_compared_is_counted_with_its_reason(seeds: list[Path], tmp_path: Path) -> None:
@@ -637,8 +617,3 @@ def test_the_page_and_the_live_page_have_the_same_lines(seeds: list[Path], tmp_p
     assert f"compare?{query}&each=1" in pooled
     for cell in (cell for row in compare(seeds, each=True, prices=prices).table().rows for cell in row):
         assert f">{cell}</t" in each
-
-
-def test_no_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AgentrigError, match="there is no run directory"):
-        compare([tmp_path / "gone"])

@@ -47,33 +47,16 @@ def learner(body: Mapping[str, Any], number: int) -> str:
     return says(body, random.Random(number).random() < 0.4 + 0.5 * min(1.0, number / ROLLOUTS))
 
 
-def beginner(body: Mapping[str, Any], number: int) -> str:
-    """Answer right in 1 of 50 cases."""
-    return says(body, number % 50 == 9)
-
-
-def expert(body: Mapping[str, Any], number: int) -> str:
-    """Answer wrong in 1 of 50 cases."""
-    return says(body, number % 50 != 9)
-
-
-def parrot(body: Mapping[str, Any], number: int) -> str:
-    """Give the same answer each time."""
-    return "odd"
-
-
 def memory(body: Mapping[str, Any], number: int) -> str:
     """Answer training tasks, whose numbers are below 100, right in 3 of 4 cases, and no others."""
     return says(body, int(re.findall(r"\d+", body["messages"][-1]["content"])[0]) < 100 and number % 4 != 0)
 
 
 def guesser(body: Mapping[str, Any], number: int) -> str:
-    """Answer right in half of the cases."""
     return says(body, random.Random(number).random() < 0.5)
 
 
 def says(body: Mapping[str, Any], right: bool) -> str:
-    """Answer right or wrong."""
     asked = re.search(r"\d+", body["messages"][-1]["content"])
     assert asked is not None
     return "odd" if (int(asked[0]) % 2 == 1) == right else "even"
@@ -100,14 +83,6 @@ def toy_run(place: Path, server: ScriptedServer, *words: str, model: Any = learn
 
 
 PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
-    "the model is right in 1 of 50 cases": ("tasks-too-hard", ["algorithm.steps=4"], {"model": beginner}),
-    "the model is wrong in 1 of 50 cases": ("tasks-too-easy", ["algorithm.steps=4"], {"model": expert}),
-    "the model always says the same": ("no-exploration", ["algorithm.steps=4"], {"model": parrot}),
-    "the model has memorised its training tasks": (
-        "memorised",
-        ["algorithm.steps=3", "run.report_tasks=24"],
-        {"model": memory},
-    ),
     "the adapter matches nothing": ("unmatched-calls", ["adapter.match=check"], {}),
     "the adapter matches two thirds of the tasks": ("unmatched-calls", ["adapter.match=write"], {"agent": "two-names"}),
     "the adapter returns calls twice": ("lost-calls", [], {"adapter": "twice"}),
@@ -131,7 +106,6 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the reward judges nothing": ("failures", ["reward.invalid=true", "algorithm.report=false"], {}),
     "the reward pays nothing": ("tasks-too-hard", ["reward.right=0"], {}),
     "the reward pays everything": ("tasks-too-easy", ["reward.wrong=1"], {}),
-    "the reward pays wrong answers in full": ("reward-exploited", [], {"reward": "pays-odd", "model": guesser}),
     "the reward is a constant": ("constant-reward", ["reward.right=0.5", "reward.wrong=0.5"], {}),
     "no weight changes": ("weights-unchanged", ["algorithm.change=0"], {}),
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
@@ -170,12 +144,6 @@ def test_a_run_that_memorised_is_not_told_to_go_on(tmp_path: Path, served: Scrip
     assert "More steps do not help" in said
     assert "steps are few" not in said
     assert "more steps" not in said
-
-
-@pytest.mark.slow
-def test_nothing_is_wrong_with_the_same_run_without_a_fault(tmp_path: Path, served: ScriptedServer) -> None:
-    found = diagnose(toy_run(tmp_path, served))
-    assert (found.problems, found.steps, found.status) == ([], 8, "finished")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +320,6 @@ def test_all_damaged_files_are_named_before_the_verdict(tmp_path: Path) -> None:
 
 
 def damage(run: Path, **change: Any) -> None:
-    """Change each line of a run's metrics."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (run / "metrics.jsonl").write_text("".join(json.dumps({**line, **change}) + "\n" for line in lines))
 

@@ -77,13 +77,6 @@ def test_the_folder_is_named_before_anything_starts():
         shown.close()
 
 
-def test_a_resumed_run_says_how_many_steps_are_left(tmp_path: Path):
-    shown, buffer = display()
-    resumed = attrs.evolve(start(60, first_step=8), directory=write_run(tmp_path / "demo", steps=7))
-    shown.on_run_start(event=resumed)
-    assert buffer.getvalue().endswith("demo, 53 steps of training to do, resuming at step 8\n")
-
-
 @pytest.mark.parametrize("first", [1, 8])
 def test_the_panel_says_that_the_auditor_checks_the_first_two_steps(tmp_path: Path, first: int):
     shown, _ = display(terminal=True)
@@ -174,27 +167,20 @@ def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards()
     assert not any(word in line for word in ("reward", "sampled", "rollouts/s", "tokens/s"))
 
 
-def test_the_accuracy_before_training_is_said_once_it_is_measured():
+def test_the_accuracy_before_training_is_said_once_it_is_measured_and_how_it_samples():
     shown, buffer = display()
+    shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"val_temperature": 0.0, "temperature": 1.0}}))
     for i in range(5):
         failure = "deadline" if i == 4 else None
         shown.on_rollout_end(rollout=rollout_of(i, right=i < 2, mode="report", step=0, failure=failure))
-    assert "held-out accuracy before training: " not in buffer.getvalue()
+    assert "held-out accuracy before training (greedy): " not in buffer.getvalue()
     for i in range(2):
         shown.on_rollout_end(rollout=rollout_of(i, right=True, mode="train", step=1))
-    assert buffer.getvalue().splitlines()[-1] == "held-out accuracy before training: 50.0% of 4 tasks"
-
-
-def test_a_measurement_says_how_it_samples_beside_the_accuracy_of_training():
-    shown, buffer = display()
-    shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"val_temperature": 0.0, "temperature": 1.0}}))
-    for mode, step in (("report", 0), ("train", 1)):
-        shown.on_rollout_end(rollout=rollout_of(0, right=True, mode=mode, step=step))
     assert buffer.getvalue().splitlines()[-1] == (
-        "held-out accuracy before training (greedy): 100.0% of 1 task; training samples (temperature 1), so compare "
+        "held-out accuracy before training (greedy): 50.0% of 4 tasks; training samples (temperature 1), so compare "
         "its figures only with each other"
     )
-    assert "100.0% before training (greedy)" in panel(shown)
+    assert "50.0% before training (greedy)" in panel(shown)
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25}))
     assert "training accuracy (sampled) 25.0%  validation (greedy) 48.2%" in buffer.getvalue()
 
@@ -241,7 +227,7 @@ def test_the_panel_counts_running_rollouts():
 def test_a_resumed_run_goes_on_at_its_step_with_its_mean_and_one_of_unknown_length_has_no_eta(tmp_path: Path):
     shown, buffer = display()
     shown.on_run_start(event=attrs.evolve(start(first_step=12), directory=write_run(tmp_path / "run", steps=11)))
-    assert "resuming at step 12" in buffer.getvalue()
+    assert "run, 9 steps of training to do, resuming at step 12\n" in buffer.getvalue()
     assert "11 of 20 steps" in panel(shown)
     before = json.loads((tmp_path / "run" / "progress.json").read_text())["before"]["accuracy"]
     assert f"{100 * before:.1f}% before training" in panel(shown)

@@ -63,7 +63,6 @@ def malformed(wrong: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def changed(rollout: Rollout, attributes: Mapping[str, Any], *, error: str | None = None) -> Rollout:
-    """Return a rollout whose calls have these attributes too."""
     spans = [
         attrs.evolve(span, attributes={**span.attributes, **attributes}, error=error) if span.name == LLM_CALL else span
         for span in rollout.trace.spans

@@ -38,7 +38,6 @@ from agentrig.view.watch.app import serving
 
 
 def with_lines(run: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Change each line of a run's metrics."""
     lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         change(line)
@@ -59,7 +58,6 @@ def unvalidated(line: dict[str, Any]) -> None:
 
 
 def level(line: dict[str, Any]) -> None:
-    """Let validation stand still."""
     line.update({"validation_accuracy": 0.5} if line["step"] in (2, 4, 6) else {"validation_accuracy": None})
 
 
@@ -114,7 +112,6 @@ def test_the_weakest_class_is_named_only_if_it_is_no_chance(tmp_path: Path, monk
 
 
 def with_steps(run: Path, steps: int) -> Path:
-    """Write `algorithm.steps` into a run's configuration."""
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("[algorithm]", f"[algorithm]\nsteps = {steps}"))
     return run

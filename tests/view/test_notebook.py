@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -50,16 +49,6 @@ def test_a_damaged_run_gives_what_is_left_and_names_the_rest(tmp_path: Path) -> 
     assert spans["rollout"].nunique() == 15
     assert any("manifest.json is damaged: Expecting property name" in text for text in run.missing)
     assert "manifest.json is damaged" in run._repr_html_()
-
-
-def test_a_copied_run_without_checkpoints_is_read(tmp_path: Path) -> None:
-    whole = write_run(tmp_path / "run", steps=2, held_out=4)
-    shutil.rmtree(whole / "checkpoints")
-    copied = Path(shutil.move(whole, tmp_path / "elsewhere"))
-    run = agentrig.load_run(copied)
-    assert run.missing == []
-    assert len(run.rollouts("report", step=0)) == 4
-    assert run.diagnosis.problems == []
 
 
 def test_the_figures_of_a_hostile_run_are_shown_as_text(tmp_path: Path) -> None:

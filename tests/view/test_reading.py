@@ -11,33 +11,18 @@ from typing import Any
 
 import httpx
 import pytest
+from changed import Place, change
 from click.testing import CliRunner
 
 from agentrig.cli.entry import main
-from agentrig.errors import AgentrigError
 from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
 from agentrig.view import compare, figures
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.page import render
-from agentrig.view.reading import read_run, rollout_rows
+from agentrig.view.reading import read_run
 from agentrig.view.watch.app import serving
 from agentrig.view.watch.runs import Run
-
-
-def test_nothing_is_missing_in_a_complete_run(tmp_path: Path):
-    run = read_run(write_run(tmp_path / "run", steps=8))
-    assert run.missing == []
-    assert [r["step"] for r in run.steps] == list(range(1, 9))
-    assert (run.name, run.recipe, figures.status(run)) == ("run", "mini", "finished")
-    assert [f.step for f in run.of_mode("report")] == [0, 8]
-
-
-def test_a_missing_directory_and_a_directory_without_a_run_are_errors(tmp_path: Path):
-    with pytest.raises(AgentrigError, match="there is no run directory"):
-        read_run(tmp_path / "nothing")
-    with pytest.raises(AgentrigError, match="is not a run directory"):
-        read_run(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "manifest.json", "metrics.jsonl", "summary.json", "progress.json"])
@@ -124,15 +109,24 @@ def test_impossible_figures_do_not_take_a_runs_live_page(tmp_path: Path) -> None
     assert (reply.status_code, "which no run can have" in reply.text) == (200, True)
 
 
-@pytest.mark.parametrize(("name", "value"), [("accuracy", 7), ("n", 1e308), ("n", -3), ("reward", 1e308)])
-def test_a_measurement_that_no_run_can_have_is_left_out_and_named(tmp_path: Path, name: str, value: float) -> None:
+NO_OBJECT = [("progress.json", "before"), ("progress.json", "after"), ("summary.json", "accuracy")]
+IMPOSSIBLE: list[tuple[str, Place, Any, str]] = [
+    *(("progress.json", ("before", key), value, f"before.{key} is {value!r}, which no run can have")
+      for key, value in (("accuracy", 7), ("n", 1e308), ("n", -3), ("reward", 1e308))),
+    *((name, (key,), "x", f"{key} is no object") for name, key in NO_OBJECT),
+    *(("summary.json", (key,), [1], f"{key} is [1], not a number from 0 to")
+      for key in ("steps", "rollouts", "train_rollouts", "wall_s")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "place", "value", "said"), IMPOSSIBLE)
+def test_a_figure_that_no_run_can_have_is_left_out_and_named(
+    tmp_path: Path, name: str, place: Place, value: Any, said: str
+) -> None:
     directory = write_run(tmp_path / "run", steps=3)
-    progress = json.loads((directory / "progress.json").read_text())
-    progress["before"][name] = value
-    (directory / "progress.json").write_text(json.dumps(progress))
-    said = f"progress.json is damaged: before.{name} is {value!r}, which no run can have"
-    assert said in str(diagnose(directory))
-    assert said in render([read_run(directory)])
+    change(directory, name, place, value)
+    for told in (str(diagnose(directory)), render([read_run(directory)]), str(compare([directory]).rows[0]["missing"])):
+        assert f"{name} is damaged: {said}" in told
 
 
 def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Path) -> None:
@@ -146,21 +140,10 @@ def test_a_line_that_is_too_deep_or_has_too_many_digits_is_ignored(tmp_path: Pat
     assert said in render([read_run(directory)])
 
 
-@pytest.mark.parametrize(
-    ("name", "key"), [("progress.json", "before"), ("progress.json", "after"), ("summary.json", "accuracy")]
-)
-def test_held_out_figures_of_another_type_are_told(tmp_path: Path, name: str, key: str) -> None:
-    file = write_run(tmp_path / "run", steps=2) / name
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: "x"}))
-    assert f"{name} is damaged: {key} is no object" in str(diagnose(file.parent))
-    assert f"{name} is damaged: {key} is no object" in render([read_run(file.parent)])
-
-
 @pytest.mark.parametrize(("key", "end"), [("accuracy", "after"), ("reward", "after")])
 def test_a_summary_that_contradicts_the_measurements_is_told(
     ended_run: Callable[..., Path], key: str, end: str
 ) -> None:
-    """The table of `compare` and `report` showed a changed accuracy without a word."""
     finished = ended_run()
     file = finished / "summary.json"
     assert "contradicts itself" not in str(diagnose(finished))
@@ -182,15 +165,6 @@ def test_a_summary_that_contradicts_the_measurements_is_told(
             assert said in " ".join(shown.output.split()), shown.output
 
 
-def test_held_out_files_that_cannot_be_read_are_named_and_no_result_of_0_tasks(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", steps=2)
-    for file in directory.glob("rollouts/report-*.parquet"):
-        file.write_text("no table")
-    said = str(diagnose(directory))
-    assert "rollouts/report-00000.parquet cannot be read" in said
-    assert "measured at both ends" not in said
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet", "config.toml"]
@@ -205,16 +179,6 @@ def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, na
     if name != "log.jsonl":
         assert f"{Path(name).name} cannot be read: it is no regular file" in page
         assert f"{Path(name).name} cannot be read: it is no regular file" in str(diagnose(directory))
-
-
-def test_json_columns_are_decoded_and_absent_ones_are_none(tmp_path: Path):
-    run = read_run(write_run(tmp_path / "run", steps=1))
-    rows = list(rollout_rows(run.of_mode("train"), ("id", "input", "spans", "second_rewards"), ids={"train-1-2"}))
-    assert [r["id"] for r in rows] == ["train-1-2"]
-    assert rows[0]["input"]["db_id"] == "airport"
-    assert rows[0]["spans"][0]["name"] == "rollout"
-    assert rows[0]["second_rewards"] is None
-    assert (rows[0]["mode"], rows[0]["step"]) == ("train", 1)
 
 
 def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):

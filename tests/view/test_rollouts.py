@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("quick_images")
 
 
 def whole(page: Path) -> list[str]:
-    """The whole rollouts of a page."""
     return re.findall(r'<details class="rollout">.*?(?=<details class="rollout">|<h2)', page.read_text(), re.DOTALL)
 
 

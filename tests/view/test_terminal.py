@@ -124,9 +124,6 @@ def test_no_control_character_of_a_plugin_reaches_the_terminal(tmp_path: Path) -
     (run / "error.json").write_text(json.dumps(told))
     assert r"why: failures: step 3: ValueError: \x1b[2Jgone" in "\n".join(map(str, run_ending(run)))
     assert r"ValueError: \x1b[2Jgone" in build_report([run]).read_text()
-    rollout = rollout_of(0, right=False, mode="dev", step=0)
-    task = attrs.evolve(rollout.task, id="a\nb\x1b[2J")
-    assert r"task a\nb\x1b[2J " in span_text(attrs.evolve(rollout, task=task)).splitlines()[0]
 
 
 def test_failures_show_kind_and_message():
@@ -216,18 +213,6 @@ def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
     assert why.removeprefix("why: ") in words(diagnose(run))
     assert "3 steps in " in ending(run)
     assert "failed 1 (1 llm-error)" in ending(run)
-
-
-@pytest.mark.parametrize(("lift", "said"), [(0.0, "may be chance"), (0.6, "significant")])
-def test_the_end_of_a_run_says_whether_its_gain_may_be_chance(tmp_path: Path, lift: float, said: str):
-    run = write_run(tmp_path / "run", steps=20, lift=lift, held_out=60)
-    text = ending(run)
-    assert f": {said})" in text
-    assert ("may be chance" in text.split("why: ")[1]) == (lift == 0.0)
-    assert "held-out tasks measured at both ends" in text
-    for file in (run / "rollouts").glob("report-*.parquet"):
-        file.unlink()
-    assert "validation tasks measured at both ends" in ending(run)
 
 
 def test_the_end_of_a_run_has_its_second_reward(tmp_path: Path):
@@ -328,10 +313,10 @@ def test_the_end_of_a_run_without_held_out_tasks(tmp_path: Path):
 def test_what_a_terminal_would_obey_is_shown_as_text_and_a_long_id_is_cut():
     rollout = rollout_of(0, right=True, mode="dev", step=0)
     odd = "\x1b[31mRED\x1b]0;title\x07 \x9b31m\u202e\0"
-    task = attrs.evolve(rollout.task, id=odd + "x" * 100_000)
+    task = attrs.evolve(rollout.task, id=f"{odd}\n" + "x" * 100_000)
     text = span_text(attrs.evolve(rollout, task=task, outcome=Outcome(answer=f"é\n\t{odd}")), width=400)
     shown = r"\x1b[31mRED\x1b]0;title\x07 \x9b31m\u202e\x00"
-    assert f"task {shown}xxx" in text.splitlines()[0]
+    assert rf"task {shown}\nxxx" in text.splitlines()[0]
     assert "(cut from 1000" in text.splitlines()[0]
     assert sum(shown in line for line in text.splitlines()) == 2
     assert not CONTROLS.search(text)

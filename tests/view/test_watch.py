@@ -237,25 +237,6 @@ def test_the_report_is_the_same_views_in_a_file(link: str, runs: Path, tmp_path:
     assert "LLM call" in views(file)["trace"]
 
 
-def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
-    first = first_rollout(tmp_path / "two")
-    spans = json.loads(first["spans"])
-    for span in spans:
-        if "request" in span["attributes"]:
-            span["attributes"]["request"]["messages"] = [{"role": "user", "content": "a word " * 4000}]
-            span["attributes"]["prompt_token_ids"] = list(range(6000))
-    first_rollout(tmp_path / "two", spans=json.dumps(spans))
-    with serving(tmp_path / "two") as link:
-        page(link, f"run/two/rollout/{rollouts_of(page(link, 'run/two/traces'))[1]}")  # it loads the task set
-        began = time.process_time()
-        text = page(link, f"run/two/rollout/{first['id']}")
-        assert time.process_time() - began < 0.5
-    assert "6\u202f000 + " in text
-    assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u202f000 characters</small>', text)
-    assert '<pre tabindex="0" role="region" aria-label="user">a word' in text, "the keyboard opens and scrolls it"
-
-
 def test_a_rollout_begins_with_its_verdict_its_reason_and_the_gold_answer(runs: Path, link: str) -> None:
     details = json.dumps({"reason": "no such column: car", "x": "y"})
     was = first_rollout(runs / "two", value=0.0, correct=False, details=details)
@@ -314,15 +295,6 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
     assert first is not None, "each side begins with its verdict"
 
 
-def test_the_examples_of_a_run_that_stopped_say_how_it_goes_on(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=4, ended=False)
-    (run / "error.json").write_text(json.dumps({"error": "KeyboardInterrupt", "message": "Ctrl-C"}))
-    with serving(run) as link:
-        text = page(link, "run/run/examples")
-    assert f"Go on with: <code>agentrig train --resume {run}</code>" in text
-    assert ('<th class="n">Before</th>' in text, '<th class="n">After</th>' in text) == (True, False)
-
-
 def test_pages_of_runs_name_what_they_have(tmp_path: Path) -> None:
     """A comparison without a chosen run says so; modes are those with rollouts, and the question leads to its task."""
     write_run(tmp_path / "runs" / "one", steps=3)
@@ -369,25 +341,6 @@ def test_the_examples_of_a_run_that_goes_on_say_so(tmp_path: Path) -> None:
     assert "So far, of 30 tasks" in " ".join(text.split())
     assert "(validation split, step 8 and step 16)" in text
     assert 'data-label="live"' in text
-
-
-def test_a_copy_of_a_run_is_shown_without_its_task_set(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "two", tmp_path / "copied")
-    (tmp_path / "copied" / "config.toml").write_text("[tasks]\nuse = 'nobody-has-it'\n")
-    with serving(tmp_path / "copied") as link:
-        ids = rollouts_of(page(link, "run/copied/traces"))
-        assert "the run&#39;s task set cannot be loaded here" in page(link, f"run/copied/rollout/{ids[0]}")
-
-
-def test_runs_side_by_side_show_the_settings_that_differ(link: str) -> None:
-    text = page(link, "compare?run=one&run=two")
-    assert re.findall(r'<a href="[^"]*/run/(\w+)"><span class="swatch series-(\d)">', text) == [
-        ("one", "1"),
-        ("two", "2"),
-    ]
-    assert "run.failure_limit" in text
-    assert "0.123" in text
-    assert "Settings that differ" in text
 
 
 def test_a_filter_keeps_its_values_and_wrong_ones_are_told(link: str) -> None:
