@@ -6,7 +6,6 @@ import random
 import re
 from pathlib import Path
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -155,127 +154,6 @@ def only_long_nodes(patch):
     """Nodes of two tokens are computed together with others of their shape, in even lengths."""
     patch.setattr(levels, "LONG", 2)
     patch.setattr(lse, "STEPS", ((1 << 62, 2),))
-
-
-def a_block_sees_beside_itself(patch):
-    right = attention._subtrees
-
-    def wrong(pack, spans, held):
-        found = right(pack, spans, held)
-        return attrs.evolve(found, sees=np.tri(*found.sees.shape, len(found.k) - len(found.q), dtype=bool))
-
-    patch.setattr(attention, "_subtrees", wrong)
-
-
-def positions_go_on(patch):
-    right = sequences.collate
-
-    def wrong(pack, **more):
-        found = right(pack, **more)
-        return attrs.evolve(found, positions=torch.arange(found.ids.shape[1])[None])
-
-    patch.setattr(sequences, "collate", wrong)
-
-
-def a_token_predicts_itself(patch):
-    right = sequences.collate
-
-    def wrong(pack, **more):
-        found = right(pack, **more)
-        return attrs.evolve(found, at=(found.at + 1).clamp(max=found.ids.numel() - 1))
-
-    patch.setattr(sequences, "collate", wrong)
-
-
-def a_call_is_dropped(patch):
-    right = sequences.packed
-    patch.setattr(sequences, "packed", lambda *args, **more: list(right(*args, **more))[:-1])
-
-
-def a_level_is_left_out(patch):
-    right = levels.Levels.of
-    patch.setattr(levels.Levels, "of", lambda pack: attrs.evolve(right(pack), above=right(pack).above[:-1]))
-
-
-def a_level_sees_other_keys(patch):
-    right = levels.Levels.of
-
-    def wrong(pack):
-        found = right(pack)
-        moved = [attrs.evolve(call, k=(call.k[0] + 1, call.k[1] + 1)) for call in found.above]
-        return attrs.evolve(found, above=moved)
-
-    patch.setattr(levels.Levels, "of", wrong)
-
-
-def a_level_has_another_scale(patch):
-    right = lse.Sequences._cpu
-
-    def wrong(self, q, k, v, scaling):
-        return right(self, q, k, v, scaling if self.causal else 2 * scaling)
-
-    patch.setattr(lse.Sequences, "_cpu", wrong)
-
-
-def the_merged_lse_is_the_nodes(patch):
-    patch.setattr(levels.torch, "logaddexp", lambda before, _: before)
-
-
-def a_level_counts_half(patch):
-    patch.setattr(levels.torch, "sigmoid", lambda x: torch.full_like(x, 0.5))
-
-
-def a_levels_gradient_is_left_out(patch):
-    right = lse.Sequences._cpu_backward
-
-    def wrong(self, *args):
-        return right(self, *args) if self.causal else tuple(0 * part for part in right(self, *args))
-
-    patch.setattr(lse.Sequences, "_cpu_backward", wrong)
-
-
-def padding_has_a_gradient(patch):
-    patch.setattr(levels.torch, "inf", 0.0)
-
-
-def padding_is_returned(patch):
-    right = levels.Padding.of
-
-    def wrong(spans, queries):
-        found = right(spans, queries)
-        return attrs.evolve(found, places=found.places.flip(0))
-
-    patch.setattr(levels.Padding, "of", wrong)
-
-
-OF_BLOCKS = [a_block_sees_beside_itself, positions_go_on, a_token_predicts_itself, a_call_is_dropped]
-OF_LEVELS = [
-    a_level_is_left_out,
-    a_level_sees_other_keys,
-    a_level_has_another_scale,
-    the_merged_lse_is_the_nodes,
-    a_level_counts_half,
-    a_levels_gradient_is_left_out,
-]
-OF_LONG = [padding_has_a_gradient, padding_is_returned]
-
-
-@pytest.mark.parametrize("plant", [*OF_BLOCKS, *OF_LEVELS, *OF_LONG], ids=lambda plant: plant.__name__)
-def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
-    model, plain = make_model(), make_model()
-    scoring.prepare(model)
-    rng = random.Random(0)
-    prompt = [rng.randrange(5, 300) for _ in range(9)]
-    samples = [
-        Triplet(prompt_ids=[*prompt, i], response_ids=[rng.randrange(5, 300) for _ in range(4)]) for i in (7, 7, 8, 9)
-    ]
-    varlen = plant not in OF_BLOCKS
-    if plant in OF_LONG:
-        only_long_nodes(monkeypatch)
-    check_equal(model, plain, samples, 30, varlen=varlen)
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, TypeError)):
-        check_equal(model, plain, samples, 30, varlen=varlen)
 
 
 def test_a_conversation_is_one_sequence_and_branches_are_levels():

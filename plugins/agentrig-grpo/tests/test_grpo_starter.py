@@ -11,20 +11,14 @@ from typing import Any
 
 import pytest
 import tool_models
-import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.context import context_of
 from agentrig_grpo.naming import SHIPPED, model_directory
 from agentrig_grpo.server.chat import Chat
 from openai import OpenAI
 
-from agentrig.demonstrations import Reply, StartPlan, Turn
-from agentrig.plan import resolve
-from agentrig.run import warmup
-
 STARTER = model_directory("starter")
 TRAINING = Path(__file__).parents[1] / "training"
-COLORS = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "warmup_plugin.py")
 SCRIPTS = ("make_starter", "starter_examples", "starter_tokenizer", "starter_words")
 
 
@@ -101,44 +95,6 @@ def test_it_calls_a_tool_and_copies_a_value_out_of_the_answer(client: OpenAI) ->
             {"role": "tool", "tool_call_id": "c", "content": json.dumps({"drossel": value})},
         ]
         assert asked(client, again, tools) == (str(value), [])
-
-
-@pytest.mark.slow
-def test_most_replies_of_held_out_conversations_are_exact(client: OpenAI, scripts: Any) -> None:
-    rng = random.Random("a test's own")
-    right = []
-    for _ in range(30):
-        found = scripts.examples.conversation(rng, 0.7, ["tools", "copy", "act"])
-        before: list[Any] = []
-        for message in json.loads(json.dumps(found.messages)):
-            if message["role"] == "assistant":
-                wanted = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
-                text, calls = asked(client, before, found.tools or None)
-                right.append(calls == wanted and (bool(calls) or text == message["content"]))
-                for call in message.get("tool_calls", ()):
-                    call |= {"id": f"c{len(before)}"}
-                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            elif message["role"] == "tool":
-                message["tool_call_id"] = f"c{len(before) - 1}"
-            before.append(message)
-    assert len(right) > 40
-    assert sum(right) / len(right) > 0.75
-
-
-@pytest.mark.slow
-def test_a_warm_up_goes_on_from_it(tmp_path: Path) -> None:
-    turns = [
-        Turn(messages=[{"role": "user", "content": f"sort 3{i}2"}], reply=Reply(content=f"2 3 {i}")) for i in range(4)
-    ]
-    plan = resolve("colors", overrides=["algorithm.max_tokens=16"], files=[COLORS])
-    wanted = StartPlan(directory=tmp_path / "model", model="starter", passes=4.0, tokens_per_batch=64)
-    threads = torch.get_num_threads()
-    try:
-        found = warmup.make_start(plan, wanted, warmup.choose_labels(plan, 4, seed=0), turns)
-    finally:
-        torch.set_num_threads(threads)
-    assert found.losses[-1] < found.losses[0]
-    assert (found.context, found.vocabulary) == (2048, 1024)
 
 
 def test_its_tokenizer_is_the_one_that_the_script_makes(scripts: Any, tmp_path: Path) -> None:

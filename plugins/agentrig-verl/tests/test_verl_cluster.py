@@ -15,7 +15,7 @@ import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
 from agentrig.credit import GroupConfig
-from agentrig.errors import ConfigError, RunStopped
+from agentrig.errors import ConfigError
 from agentrig.plan import resolve
 from agentrig.run.training import train
 
@@ -312,23 +312,6 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
     assert seen["replaced"] >= 2
     assert any("start again" in line for line in caplog.messages)
     assert any("past their deadline" in line for line in caplog.messages)
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_stops_the_run_with_a_clear_message(run_with, composed):
-    from agentrig_verl.manager import LoopManager
-    from model_server import model_server
-
-    def body(session, pool):
-        with model_server() as gone:
-            dead = endpoints([gone])
-        manager = LoopManager(composed, session, dead)
-        manager.generate_sequences(prompts_of([0, 1], step=1))
-
-    with pytest.raises(RunStopped, match="does not answer") as stopped:
-        run_with(body, "run.failure_limit=0.25", on_ray=False)
-    assert "llm-error" in str(stopped.value)
-    assert "--resume" in str(stopped.value)
 
 
 @pytest.mark.slow

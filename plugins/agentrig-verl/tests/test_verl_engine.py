@@ -9,12 +9,11 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 import verl_engines
@@ -234,54 +233,6 @@ def test_a_worker_of_a_run_counts_tokens_and_saves(
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "huggingface")
     trained = {name: p.full_tensor().bfloat16() for name, p in worker.engine.module.state_dict().items()}
     torch.testing.assert_close(dict(saved.state_dict()), trained)
-
-
-def sees_everything(batch: Any) -> Any:
-    parts = [attrs.evolve(p, mask=None if p.mask is None else torch.ones_like(p.mask)) for p in batch.layout.parts]
-    return attrs.evolve(batch, layout=attrs.evolve(batch.layout, parts=parts))
-
-
-FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "a token sees those of other rows": ("agentrig_verl.engine.collate", sees_everything),
-    "positions count on through the pack": (
-        "agentrig_verl.engine.collate",
-        lambda batch: attrs.evolve(batch, positions=torch.arange(batch.ids.shape[1])[None]),
-    ),
-    "a target is another row's": (
-        "agentrig_verl.engine.collate",
-        lambda batch: attrs.evolve(batch, targets=batch.targets.roll(1)),
-    ),
-    "results go to other tokens": ("agentrig_verl.engine.places_of", lambda places: places.flip(0)),
-    "a pack is dropped": (
-        "agentrig_verl.micro_batches.packs",
-        lambda packs: (lambda found: found[1:] or found)(list(packs)),
-    ),
-    "a row is dropped": ("agentrig_verl.engine.rows_of", lambda rows: rows[:-1]),
-    "a token is not trained": (
-        "agentrig_verl.engine.trained_only",
-        lambda batch: batch.only(torch.arange(len(batch.targets)) != 1),
-    ),
-    "a micro-batch weighs by its own tokens": (
-        "verl.utils.tensordict_utils.index_select_tensor_dict",
-        lambda micro: micro.set_non_tensor("batch_num_tokens", float(micro["loss_mask"].values().sum())),
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    import importlib
-
-    own, forest = engines
-    rows = [row for seed in (0, 2) for row in rows_like_a_step(seed)]
-    expected = update(own, batch_of(rows))
-    agree(update(forest, batch_of(rows, tokens=60)), expected)
-    path, change = FAULTS[fault]
-    module, _, name = path.rpartition(".")
-    right = getattr(importlib.import_module(module), name)
-    monkeypatch.setattr(path, lambda *args, **more: change(right(*args, **more)))
-    with pytest.raises((AssertionError, IndexError)):
-        agree(update(forest, batch_of(rows, tokens=60)), expected)
 
 
 RANK = """
