@@ -233,7 +233,6 @@ def test_a_lending_server_gets_its_bytes_and_its_size_is_measured(monkeypatch) -
 
 
 def all_of(found: Fitting) -> list[Choice]:
-    """Return everything that could be chosen, in no order."""
     sleeps = (False, True) if not found.config.max_staleness else (False,)
     tokens = sorted({*PASSES, -(-min(found.group, PASSES[0]) // 64) * 64})
     return [
@@ -380,8 +379,6 @@ def test_the_line_says_what_was_chosen() -> None:
 
 
 class FakeLearner:
-    """Notes what it is told."""
-
     def __init__(self, choice: Choice) -> None:
         self.tokens, self.recomputed = choice.tokens, choice.recomputed
 

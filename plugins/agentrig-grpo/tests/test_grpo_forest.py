@@ -66,7 +66,6 @@ def test_packs_have_each_sample_once_after_its_own_tokens(samples, budget):
 
 
 def apart(model, samples):
-    """Score one sample at a time, by transformers' own forward."""
     found = []
     for s in samples:
         logits = model(torch.tensor([[*s.prompt_ids, *s.response_ids]])).logits[0, len(s.prompt_ids) - 1 : -1]
@@ -86,7 +85,6 @@ def scored(model, samples, budget, varlen=False):
 
 
 def check_equal(model, plain, samples, budget, *, varlen=False):
-    """Compare log-probabilities and gradients with those of one sample at a time."""
     ours, theirs = scored(model, samples, budget, varlen), apart(plain, samples)
     generator = torch.Generator().manual_seed(budget)
     # All positive: with both signs, equal calls would cancel, and only rounding errors would be compared.
@@ -191,16 +189,3 @@ def test_models_whose_calls_share_no_tokens_are_named_with_the_reason(make_model
         assert re.search(reason, scoring.why_not_shared(model))
         assert not scoring.shares_tokens(model)
     assert scoring.why_not_shared(make_model()) == ""
-
-
-def test_a_requested_attention_is_not_replaced(make_model):
-    model, plain = make_model(), make_model()
-    model.set_attn_implementation("eager")
-    assert not scoring.prepare(model)
-    assert model.config._attn_implementation == "eager"
-    samples = [Triplet(prompt_ids=[7, 8, 9], response_ids=[5, 6]), Triplet(prompt_ids=[7], response_ids=[8])]
-    (pack,) = sequences.packed(samples, 100, share=False)
-    with torch.no_grad():
-        logprobs, _ = scoring.score(model, sequences.collate(pack, share=False))
-        expected = torch.cat([apart(plain, [samples[i]])[0] for i in pack.samples()])
-    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)

@@ -73,7 +73,6 @@ def claude(endpoint) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture
 def ids(tokenizer):
-    """Return what gives a prompt's token ids, from the template itself."""
     return lambda messages: list(Chat(tokenizer).prompt_ids(messages))
 
 

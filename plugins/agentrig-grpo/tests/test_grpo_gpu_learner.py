@@ -11,15 +11,12 @@ from agentrig_grpo import checkpoint, host_moments
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import _full, need_of
-from agentrig_grpo.planning import measured, plan_memory
 
 from agentrig.delivery.digests import digests
-from agentrig.errors import ConfigError
 from agentrig.forest import head
 from agentrig.forest.attention import Blocks
 from agentrig.forest.levels import Levels
 from agentrig.forest.sequences import packed
-from agentrig.hardware.memory import ServerNeed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -127,15 +124,6 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     peak = torch.cuda.max_memory_allocated() - before
     print(f"\n{dtype} {more}: estimated {need.peak / 2**20:.0f} MiB, measured {peak / 2**20:.0f} MiB")
     assert need.peak == pytest.approx(peak, rel=0.1)
-
-
-def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(make_model, tokenizer, tmp_path):
-    checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
-    config = GrpoConfig(tokens_per_batch=1 << 22, group_size=4, max_tokens=256, gradient_checkpointing=False)
-    device, server = measured("cuda"), ServerNeed(weights=1 << 28)
-    assert device.budget > 1 << 30
-    with pytest.raises(ConfigError, match=r"are free for it: .* its server takes .*\n  Set algorithm\."):
-        plan_memory(tmp_path, config, dtype="bfloat16", device=device, attention="sdpa", server=server)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

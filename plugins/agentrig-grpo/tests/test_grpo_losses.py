@@ -97,9 +97,6 @@ def test_stale_tokens_are_weighted_with_every_loss(kind: str) -> None:
     assert stale.loss.tolist() == pytest.approx([1.5 * value for value in fresh.loss.tolist()])
 
 
-# --- in the learner ---
-
-
 def test_a_worth_for_each_token_is_that_of_the_call_where_all_are_equal() -> None:
     samples = sampled_by(mini(), 1)
     spread = [attrs.evolve(s, advantage=[float(str(s.advantage))] * len(s.response_ids)) for s in samples]

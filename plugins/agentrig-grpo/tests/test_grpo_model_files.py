@@ -93,7 +93,6 @@ def test_a_damaged_model_is_named_by_its_file(copy, kind, words):
 
 
 def decoder_of(directory):
-    """Build the decoder as the server's process does when it starts."""
     return build_decoder(directory, device="cpu", dtype=torch.float32, slots=1, max_length=0)
 
 

@@ -51,7 +51,6 @@ def ask(urls, form, lesson, **more):
 
 
 def said(answer):
-    """Return a choice's content, calls and finish reason."""
     choice = answer["choices"][0]
     message = choice["message"]
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]

@@ -47,7 +47,6 @@ def scripts() -> Any:
 
 @pytest.fixture(scope="module")
 def client(tokenizer: Any) -> Any:
-    """A client of our server with the starter."""
     models = tool_models.ToolModels(STARTER, {"starter": tokenizer})
     with (
         tool_models.served(models, "starter") as url,

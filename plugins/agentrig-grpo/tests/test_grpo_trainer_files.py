@@ -24,6 +24,13 @@ def saved(make_model, tmp_path):
     return directory
 
 
+def test_reading_gives_what_was_written(saved):
+    state = trainer_files.read(saved)
+    assert state["updates"] == 0
+    assert state["kept"].keys() == state["trained"].keys()
+    assert all(torch.equal(state["kept"][name], tensor) for name, tensor in state["trained"].items())
+
+
 def test_newer_files_are_refused_with_a_message(saved):
     learner = saved / "trainer" / "learner.pt"
     state = torch.load(learner, weights_only=True)

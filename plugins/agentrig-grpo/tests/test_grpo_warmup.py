@@ -8,7 +8,6 @@ from transformers import AutoConfig
 
 @pytest.fixture(scope="module")
 def data(tokenizer):
-    """Six short prompts, each with a reply that ends."""
 
     def ids(text):
         return tokenizer(text, add_special_tokens=False)["input_ids"]

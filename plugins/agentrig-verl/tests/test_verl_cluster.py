@@ -84,8 +84,6 @@ def ray_cluster(composed):
 
 
 class Probe:
-    """An algorithm that runs a test's function with the session."""
-
     def __init__(self, body, *, on_ray):
         self.body, self.on_ray = body, on_ray
         self.placed = None
@@ -159,7 +157,6 @@ def replay_buffer(config):
 
 
 def kept(session):
-    """Make a session record its rollouts."""
     found = []
     original = session.rollouts
 
@@ -216,10 +213,6 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
         while len(pool._inner.nodes) < 3 and time.monotonic() < deadline:  # one may have run all rollouts meanwhile
             time.sleep(0.1)
         seen.update(rollouts=rollouts, uids=uids, real=real, nodes=pool._inner.nodes, figures=manager.figures)
-        trainer._rows = []
-        trainer._update_actor(meta, {})
-        session.end_step(1, metrics={"weight_change": 1.0}, time_s={}, calls=trainer._entries())
-        seen["books"] = [session.lines[-1][key] for key in ("calls", "call_tokens")]
         tq.kv_clear(keys=list(meta.keys), partition_id="train")
 
     monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)  # needs a GPU
@@ -246,7 +239,6 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
                 assert row["rm_scores"].sum() == row["rm_scores"][-1] == rollout.value
                 assert torch.equal(row["input_ids"], torch.cat([row["prompts"], row["responses"]]))
 
-    # Credit, by brute force.
     for uid, group in zip(seen["uids"], groups, strict=True):
         values = torch.tensor([r.value for r in group])
         spread = (values - values.mean()) / (values.std() + 1e-6)
@@ -255,14 +247,6 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
                 key = f"{uid}_{session}_{i}"
                 wanted = spread[session] * seen["masks"][key].float()
                 assert torch.allclose(seen["advantages"][key], wanted, atol=1e-5), key
-    # The ledger: all values of a group are equal, or its calls are trained.
-    calls, tokens = seen["books"]
-    trained = [r for g in groups if len({r.value for r in g}) > 1 for r in g]
-    every = sum(len(r.triplets) for r in seen["rollouts"])
-    assert calls["recorded"] == every
-    assert calls["trained"] == sum(len(r.triplets) for r in trained)
-    assert calls["dropped"] == ({"zero-variance-group": every - calls["trained"]} if calls["trained"] < every else {})
-    assert tokens["trained"] == 3 * calls["trained"]
     padding = set(seen["advantages"]) - want
     assert len(seen["advantages"]) % 16 == 0
     assert padding

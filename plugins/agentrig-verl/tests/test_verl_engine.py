@@ -182,15 +182,6 @@ def test_adapters_are_trained_as_by_verls_engine(engines: tuple[Any, Any], tmp_p
     assert any(float((a - b).abs().max()) > 0.1 for a, b in zip(with_adapters, without, strict=True))
 
 
-def test_a_shared_token_is_computed_once(engines: tuple[Any, Any]) -> None:
-    _, forest = engines
-    prompt = list(range(20))
-    rows: Rows = [(prompt, [1, 2, 3], [1, 1, 1]), (prompt, [1, 2, 3], [1, 1, 1]), (prompt, [1, 5, 6, 7], [1, 1, 0, 0])]
-    forest.tokens = type(forest.tokens)()
-    update(forest, batch_of([*rows, ([9], [9], [0])], tokens=1000))
-    assert (forest.tokens.computed, forest.tokens.traced) == (20 + 2, 22 + 22 + 23)
-
-
 def test_rows_that_are_no_tree_of_positions_are_refused(engines: tuple[Any, Any]) -> None:
     data = batch_of([([1, 2], [3], [1])])
     data["position_ids"] = torch.nested.as_nested_tensor([torch.tensor([0, 0, 1])], layout=torch.jagged)
