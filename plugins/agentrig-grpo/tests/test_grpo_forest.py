@@ -16,6 +16,8 @@ from agentrig import Triplet
 from agentrig.forest import attention, levels, lse, scoring, sequences
 from agentrig.forest.segments import grow, packs
 
+from .conftest import LLAMA_3
+
 
 @st.composite
 def samples_of_a_step(draw, most=12):
@@ -100,14 +102,6 @@ def check_equal(model, plain, samples, budget, *, varlen=False):
         assert float((a.grad - b.grad).norm()) <= 1e-5 * scale, name
 
 
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 FAMILIES = {
     "Qwen2, Qwen2.5": ("qwen2", {}),
     "Qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": False}),

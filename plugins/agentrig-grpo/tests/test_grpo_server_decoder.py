@@ -7,19 +7,13 @@ import torch
 from agentrig_grpo.server.decoder import Known, LlamaDecoder, Prompt, supports
 from agentrig_grpo.server.fallback import TransformersDecoder
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+from .conftest import LLAMA_3
+
 MODELS = {
     "qwen2": ("qwen2", {}),
     "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama3-rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama3-rope": ("llama", {"rope_parameters": LLAMA_3}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "no-gqa": ("llama", {"num_key_value_heads": 4}),
 }

@@ -15,7 +15,6 @@ import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
 from agentrig.credit import GroupConfig
-from agentrig.errors import ConfigError
 from agentrig.plan import resolve
 from agentrig.run.training import train
 
@@ -312,17 +311,6 @@ def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypa
     assert cluster._short(ray, composed, Gpu(name="cuda", torch_device="cuda", ray_resource="GPU")) == [
         "it has 0 GPU, and the run needs 1"
     ]
-
-
-@pytest.mark.slow
-def test_an_address_without_a_cluster_is_reported_immediately(ray_cluster):
-    import ray
-    from agentrig_verl import cluster
-
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 does not answer(.|\n)*RAY_ADDRESS"):
-        cluster.reach("127.0.0.1:9", cluster.DEAD)
-    for address in (ray.get_runtime_context().gcs_address, "auto", "ray://127.0.0.1:9"):
-        cluster.reach(address, cluster.DEAD)
 
 
 @pytest.mark.slow
