@@ -26,7 +26,6 @@ def wheel() -> Any:
 
 
 def fetch(requirement: str, folder: Path) -> None:
-    """Download and unpack a wheel, unless it is there."""
     if (folder / "complete").exists():
         return
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]

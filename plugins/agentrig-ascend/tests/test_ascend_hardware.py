@@ -47,12 +47,6 @@ def test_the_rollouts_switches_follow_the_versions() -> None:
     assert new["VERL_PLATFORM"] == "huawei"
 
 
-def test_ray_may_be_kept_from_setting_visibility() -> None:
-    assert "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES" not in Ascend().environment()
-    kept = Ascend(config=AscendConfig(ray_keeps_visibility=True)).environment()
-    assert kept["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"] == "1"
-
-
 @pytest.mark.parametrize(
     ("version", "needed"),
     [("0.9.1", True), ("0.9.2rc1", True), ("0.10.0rc1", False), ("0.23.0", False), (None, False)],

@@ -21,7 +21,6 @@ STACKS = pytest.mark.parametrize("stack", Ascend().stacks(), ids=lambda s: s.nam
 
 
 def package(wheel: Any, stack: Stack) -> Path:
-    """Return the folder of `verl` in the wheel of a stack."""
     folder: Path = wheel(f"verl=={RELEASES[stack.versions['verl']]}") / "verl"
     return folder
 

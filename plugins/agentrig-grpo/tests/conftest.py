@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,6 +17,27 @@ import pytest
 from fixtures import small_disk  # noqa: F401
 
 from agentrig.testing.tiny_model import make_model, make_tokenizer
+
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@contextmanager
+def training_scripts(*names: str) -> Iterator[SimpleNamespace]:
+    """Import scripts of the folder `training`, which is no package, and forget them at the end."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "training")
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name in set(sys.modules) - before:
+        if "/training/" in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,11 @@
 
 from types import SimpleNamespace
 
-import httpx
 import pytest
 import torch
 from agentrig_grpo import checkpoint, learner, register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
-from embedded_servers import health
 from proof_runs import ProofSession, run
 
 from agentrig.errors import OutOfMemory
@@ -22,14 +20,6 @@ CPU = Cpu(config=CpuConfig(threads=2))
 
 def plan_of(directory, **more):
     return ServerPlan(model=directory, name="policy", hardware=CPU, context=96, seed=3, **more)
-
-
-def ask(endpoint, text="name one", **more):
-    body = {"model": endpoint.model, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **more}
-    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-    reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
-    reply.raise_for_status()
-    return reply.json()
 
 
 @pytest.fixture
@@ -58,24 +48,6 @@ LONG = ("server.names-its-death", "server.ends-with-its-run")
 )
 def test_the_kit(check):
     check()
-
-
-@pytest.mark.slow
-def test_sleep_frees_the_weights_and_the_kept_prompts(server, make_model):
-    def prefills():
-        return health(server)["counts"]["prefills"]
-
-    ask(server.endpoints[0])
-    ask(server.endpoints[0])
-    assert prefills() == 1
-    for version in (1, 2):
-        server.sleep()
-        server.wake()
-        with pytest.raises(httpx.HTTPStatusError, match="503"):
-            ask(server.endpoints[0])
-        server.take(checkpoint.weights(make_model()).items(), version)
-        ask(server.endpoints[0])
-        assert prefills() == 1 + version
 
 
 def test_auto_selects_it_only_if_no_other_server_can_be_used():

@@ -233,7 +233,6 @@ def test_a_lending_server_gets_its_bytes_and_its_size_is_measured(monkeypatch) -
 
 
 def all_of(found: Fitting) -> list[Choice]:
-    """Return everything that could be chosen, in no order."""
     sleeps = (False, True) if not found.config.max_staleness else (False,)
     tokens = sorted({*PASSES, -(-min(found.group, PASSES[0]) // 64) * 64})
     return [
@@ -264,37 +263,10 @@ def test_the_sums_hold_and_a_group_is_cut_or_a_run_refused_only_where_nothing_av
                 assert not found.fits(attrs.evolve(choice, recomputed=choice.recomputed - 1))
 
 
-def test_others_that_hold_memory_are_not_taken_for_the_server() -> None:
-    alone, beside = fitting(), fitting(others=40)
-    assert alone.device.budget - beside.device.budget == 40 * GIB
-    assert beside.server == alone.server
-    choice = beside.choose()
-    assert (rung(alone, alone.choose()), rung(beside, choice)) == ("pass 16384", "sleep")
-    assert sums_hold(beside, choice)
-
-
 def test_almost_no_free_memory_is_refused_with_the_numbers() -> None:
     words = r"and 0\.0 MiB of cuda are free for it: it has 79\.2 GiB, of which 77\.2 GiB were taken before"
     with pytest.raises(ConfigError, match=words):
         fitting(others=77.2).choose()
-
-
-def test_a_limit_holds_for_all_together() -> None:
-    free = fitting().choose()
-    for limit in (79, 60, 40):
-        found = fitting(limit=limit)
-        choice = found.choose()
-        during = found.server.asleep if choice.sleeps else found.server.memory(choice.cache)
-        assert found.need(choice).peak + during + 3 * GIB // 4 <= limit * GIB
-        assert f"of memory_gib = {limit}" in found.describe(choice)
-    assert choice.tokens < free.tokens
-
-
-def test_a_limit_that_is_too_small_or_too_large_is_refused_with_its_number() -> None:
-    with pytest.raises(ConfigError, match=r"are free for it \(\[hardware\] memory_gib = 3\): it has 79\.2 GiB"):
-        fitting(limit=3).choose()
-    with pytest.raises(ConfigError, match=r"^\[hardware\] memory_gib = 100: cuda has 79\.2 GiB\. Set less, or 0"):
-        fitting(limit=100)
 
 
 @pytest.mark.parametrize("name", ["cuda", "ascend"])
@@ -342,19 +314,6 @@ def test_a_cpu_has_passes_of_8192_and_nothing_sleeps() -> None:
     found = attrs.evolve(fitting(), device=DeviceMemory(name="cpu", total=500 * GIB), server=ServerNeed(weights=GIB))
     assert found.choose() == Choice(tokens=8192)
     assert {c.sleeps for c in found.choices()} == {False}
-
-
-def test_what_a_server_gets() -> None:
-    found = fitting("1.5B", "32x4").server
-    shape = SHAPES["1.5B"]
-    a_token = 28 * 2 * 2 * 128 * 2
-    assert shape.kv_bytes(1) == a_token
-    assert (found.weights, found.calls, found.transfer) == (2 * shape.parameters, 128, 512 << 20)
-    assert found.cache == 128 * (816 + 128 + 64 + 32) * a_token
-    assert 8 * GIB < found.memory() < 10 * GIB
-    few = fitting("1.5B", "32x4", says=ServerMemory(sequences=4)).server
-    assert few.cache * 32 == found.cache
-    assert few.memory(0.25) == few.weights + few.beside + few.least == found.weights + few.beside + found.cache // 128
 
 
 def test_a_servers_own_settings_win() -> None:
@@ -420,8 +379,6 @@ def test_the_line_says_what_was_chosen() -> None:
 
 
 class FakeLearner:
-    """Notes what it is told."""
-
     def __init__(self, choice: Choice) -> None:
         self.tokens, self.recomputed = choice.tokens, choice.recomputed
 

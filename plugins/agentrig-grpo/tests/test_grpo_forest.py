@@ -6,7 +6,6 @@ import random
 import re
 from pathlib import Path
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,8 @@ from hypothesis import strategies as st
 from agentrig import Triplet
 from agentrig.forest import attention, levels, lse, scoring, sequences
 from agentrig.forest.segments import grow, packs
+
+from .conftest import LLAMA_3
 
 
 @st.composite
@@ -67,7 +68,6 @@ def test_packs_have_each_sample_once_after_its_own_tokens(samples, budget):
 
 
 def apart(model, samples):
-    """Score one sample at a time, by transformers' own forward."""
     found = []
     for s in samples:
         logits = model(torch.tensor([[*s.prompt_ids, *s.response_ids]])).logits[0, len(s.prompt_ids) - 1 : -1]
@@ -87,7 +87,6 @@ def scored(model, samples, budget, varlen=False):
 
 
 def check_equal(model, plain, samples, budget, *, varlen=False):
-    """Compare log-probabilities and gradients with those of one sample at a time."""
     ours, theirs = scored(model, samples, budget, varlen), apart(plain, samples)
     generator = torch.Generator().manual_seed(budget)
     # All positive: with both signs, equal calls would cancel, and only rounding errors would be compared.
@@ -103,14 +102,6 @@ def check_equal(model, plain, samples, budget, *, varlen=False):
         assert float((a.grad - b.grad).norm()) <= 1e-5 * scale, name
 
 
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 FAMILIES = {
     "Qwen2, Qwen2.5": ("qwen2", {}),
     "Qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": False}),
@@ -157,127 +148,6 @@ def only_long_nodes(patch):
     patch.setattr(lse, "STEPS", ((1 << 62, 2),))
 
 
-def a_block_sees_beside_itself(patch):
-    right = attention._subtrees
-
-    def wrong(pack, spans, held):
-        found = right(pack, spans, held)
-        return attrs.evolve(found, sees=np.tri(*found.sees.shape, len(found.k) - len(found.q), dtype=bool))
-
-    patch.setattr(attention, "_subtrees", wrong)
-
-
-def positions_go_on(patch):
-    right = sequences.collate
-
-    def wrong(pack, **more):
-        found = right(pack, **more)
-        return attrs.evolve(found, positions=torch.arange(found.ids.shape[1])[None])
-
-    patch.setattr(sequences, "collate", wrong)
-
-
-def a_token_predicts_itself(patch):
-    right = sequences.collate
-
-    def wrong(pack, **more):
-        found = right(pack, **more)
-        return attrs.evolve(found, at=(found.at + 1).clamp(max=found.ids.numel() - 1))
-
-    patch.setattr(sequences, "collate", wrong)
-
-
-def a_call_is_dropped(patch):
-    right = sequences.packed
-    patch.setattr(sequences, "packed", lambda *args, **more: list(right(*args, **more))[:-1])
-
-
-def a_level_is_left_out(patch):
-    right = levels.Levels.of
-    patch.setattr(levels.Levels, "of", lambda pack: attrs.evolve(right(pack), above=right(pack).above[:-1]))
-
-
-def a_level_sees_other_keys(patch):
-    right = levels.Levels.of
-
-    def wrong(pack):
-        found = right(pack)
-        moved = [attrs.evolve(call, k=(call.k[0] + 1, call.k[1] + 1)) for call in found.above]
-        return attrs.evolve(found, above=moved)
-
-    patch.setattr(levels.Levels, "of", wrong)
-
-
-def a_level_has_another_scale(patch):
-    right = lse.Sequences._cpu
-
-    def wrong(self, q, k, v, scaling):
-        return right(self, q, k, v, scaling if self.causal else 2 * scaling)
-
-    patch.setattr(lse.Sequences, "_cpu", wrong)
-
-
-def the_merged_lse_is_the_nodes(patch):
-    patch.setattr(levels.torch, "logaddexp", lambda before, _: before)
-
-
-def a_level_counts_half(patch):
-    patch.setattr(levels.torch, "sigmoid", lambda x: torch.full_like(x, 0.5))
-
-
-def a_levels_gradient_is_left_out(patch):
-    right = lse.Sequences._cpu_backward
-
-    def wrong(self, *args):
-        return right(self, *args) if self.causal else tuple(0 * part for part in right(self, *args))
-
-    patch.setattr(lse.Sequences, "_cpu_backward", wrong)
-
-
-def padding_has_a_gradient(patch):
-    patch.setattr(levels.torch, "inf", 0.0)
-
-
-def padding_is_returned(patch):
-    right = levels.Padding.of
-
-    def wrong(spans, queries):
-        found = right(spans, queries)
-        return attrs.evolve(found, places=found.places.flip(0))
-
-    patch.setattr(levels.Padding, "of", wrong)
-
-
-OF_BLOCKS = [a_block_sees_beside_itself, positions_go_on, a_token_predicts_itself, a_call_is_dropped]
-OF_LEVELS = [
-    a_level_is_left_out,
-    a_level_sees_other_keys,
-    a_level_has_another_scale,
-    the_merged_lse_is_the_nodes,
-    a_level_counts_half,
-    a_levels_gradient_is_left_out,
-]
-OF_LONG = [padding_has_a_gradient, padding_is_returned]
-
-
-@pytest.mark.parametrize("plant", [*OF_BLOCKS, *OF_LEVELS, *OF_LONG], ids=lambda plant: plant.__name__)
-def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
-    model, plain = make_model(), make_model()
-    scoring.prepare(model)
-    rng = random.Random(0)
-    prompt = [rng.randrange(5, 300) for _ in range(9)]
-    samples = [
-        Triplet(prompt_ids=[*prompt, i], response_ids=[rng.randrange(5, 300) for _ in range(4)]) for i in (7, 7, 8, 9)
-    ]
-    varlen = plant not in OF_BLOCKS
-    if plant in OF_LONG:
-        only_long_nodes(monkeypatch)
-    check_equal(model, plain, samples, 30, varlen=varlen)
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, TypeError)):
-        check_equal(model, plain, samples, 30, varlen=varlen)
-
-
 def test_a_conversation_is_one_sequence_and_branches_are_levels():
     """Only where histories branch do tokens attend in a further call: not at each turn."""
     turns = [Triplet(prompt_ids=[5, *range(6, 6 + 3 * n)], response_ids=[60 + n, 7, 8]) for n in range(1, 4)]
@@ -313,16 +183,3 @@ def test_models_whose_calls_share_no_tokens_are_named_with_the_reason(make_model
         assert re.search(reason, scoring.why_not_shared(model))
         assert not scoring.shares_tokens(model)
     assert scoring.why_not_shared(make_model()) == ""
-
-
-def test_a_requested_attention_is_not_replaced(make_model):
-    model, plain = make_model(), make_model()
-    model.set_attn_implementation("eager")
-    assert not scoring.prepare(model)
-    assert model.config._attn_implementation == "eager"
-    samples = [Triplet(prompt_ids=[7, 8, 9], response_ids=[5, 6]), Triplet(prompt_ids=[7], response_ids=[8])]
-    (pack,) = sequences.packed(samples, 100, share=False)
-    with torch.no_grad():
-        logprobs, _ = scoring.score(model, sequences.collate(pack, share=False))
-        expected = torch.cat([apart(plain, [samples[i]])[0] for i in pack.samples()])
-    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)

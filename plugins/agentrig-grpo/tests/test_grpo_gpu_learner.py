@@ -11,15 +11,12 @@ from agentrig_grpo import checkpoint, host_moments
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import _full, need_of
-from agentrig_grpo.planning import measured, plan_memory
 
 from agentrig.delivery.digests import digests
-from agentrig.errors import ConfigError
 from agentrig.forest import head
 from agentrig.forest.attention import Blocks
 from agentrig.forest.levels import Levels
 from agentrig.forest.sequences import packed
-from agentrig.hardware.memory import ServerNeed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,16 +96,6 @@ def test_shared_tokens_in_bf16_are_within_the_noise_of_two_unshared_layouts(make
     assert worst < 0.1 * whole
 
 
-def test_shared_tokens_in_fp32_are_those_of_rows(make_model):
-    samples = calls_of(groups=2, size=4, prompt=100, answer=20)
-    learner = Learner(make_model(**SHAPE).to("cuda"), GrpoConfig(), dtype="float32", seed=0)
-    shared, gradients, _ = logprobs_of(learner, samples, share=True, budget=2048)
-    rows, by_rows, _ = logprobs_of(learner, samples, share=False, budget=2048)
-    torch.testing.assert_close(shared, rows, atol=1e-4, rtol=1e-5)
-    for name, gradient in gradients.items():
-        assert float((gradient - by_rows[name]).norm()) < 1e-3 * float(by_rows[name].norm()) + 1e-7, name
-
-
 @pytest.mark.parametrize(
     ("dtype", "more"),
     [
@@ -137,30 +124,6 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     peak = torch.cuda.max_memory_allocated() - before
     print(f"\n{dtype} {more}: estimated {need.peak / 2**20:.0f} MiB, measured {peak / 2**20:.0f} MiB")
     assert need.peak == pytest.approx(peak, rel=0.1)
-
-
-def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(make_model, tokenizer, tmp_path):
-    checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
-    config = GrpoConfig(tokens_per_batch=1 << 22, group_size=4, max_tokens=256, gradient_checkpointing=False)
-    device, server = measured("cuda"), ServerNeed(weights=1 << 28)
-    assert device.budget > 1 << 30
-    with pytest.raises(ConfigError, match=r"are free for it: .* its server takes .*\n  Set algorithm\."):
-        plan_memory(tmp_path, config, dtype="bfloat16", device=device, attention="sdpa", server=server)
-
-
-@pytest.mark.parametrize("checkpointing", [True, False])
-def test_an_update_in_bf16_is_that_of_whole_calls_on_a_gpu(make_model, checkpointing):
-    """Several passes give the figures of an update that computes each call in full."""
-    samples = calls_of(groups=4, size=4, prompt=200, answer=30)
-    config = GrpoConfig(lr=1e-5, tokens_per_batch=600, gradient_checkpointing=checkpointing)
-    learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype="bfloat16", seed=0)
-    plain = Learner(make_model(**SHAPE).to("cuda"), config, dtype="bfloat16", seed=0)
-    plain.share = False
-    for step in (1, 2):
-        ours, theirs = learner.update(samples, step=step), plain.update(samples, step=step)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
-        assert ours["weight_change"] == pytest.approx(theirs["weight_change"], rel=0.05)
-        assert ours["computed_tokens"] < 0.6 * theirs["computed_tokens"]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

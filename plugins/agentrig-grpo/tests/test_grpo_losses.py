@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.loss import LOSSES, token_losses
@@ -96,9 +95,6 @@ def test_stale_tokens_are_weighted_with_every_loss(kind: str) -> None:
     stale = token_losses(now, sampled, torch.ones(1), proximal=begun, rollout_is_threshold=1.5, **more)
     fresh = token_losses(now, begun, torch.ones(1), **more)
     assert stale.loss.tolist() == pytest.approx([1.5 * value for value in fresh.loss.tolist()])
-
-
-# --- in the learner ---
 
 
 def test_a_worth_for_each_token_is_that_of_the_call_where_all_are_equal() -> None:
@@ -209,8 +205,3 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], why: 
     words = [f"algorithm.{key}={value}" for key, value in settings.items()]
     with pytest.raises(ConfigError, match=why):
         resolve("mini", overrides=words)
-
-
-def test_good_settings_are_accepted() -> None:
-    for settings in ({"loss": "cispo", "clip_low": 0.9}, {"loss": "sapo"}, GSPO):
-        assert Grpo(GrpoConfig(**settings)).config.loss == settings["loss"]

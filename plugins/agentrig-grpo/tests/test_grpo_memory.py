@@ -26,7 +26,6 @@ from agentrig.hardware.memory import GIB, DeviceMemory, ServerNeed
 from agentrig.servers import ServerMemory, ServerPlan
 
 LARGE = {"vocab": 4000, "hidden": 128, "layers": 4}
-"""Activations that outweigh the state."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,6 @@ def weights_of(directory):
 
 
 def fit(directory, free, **settings):
-    """Return the plan of a run on a CPU with so much free memory."""
     config = GrpoConfig(group_size=4, max_tokens=100, **{"tokens_per_batch": 4096, **settings})
     device, server = DeviceMemory(name="cpu", total=free), ServerNeed(weights=weights_of(directory))
     return plan_memory(directory, config, dtype="float32", device=device, attention="sdpa", server=server)

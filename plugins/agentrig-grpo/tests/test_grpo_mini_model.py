@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from agentrig_grpo import checkpoint
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.server.chat import Chat
+
+from .conftest import training_scripts
 
 MINI = model_directory("mini")
 TRAINING = Path(__file__).parents[1] / "training"
@@ -25,21 +26,8 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def scripts() -> Any:
-    """The training scripts as modules; they are not a package."""
-    sys.path.insert(0, str(TRAINING))
-    try:
-        import tokenizer as tokenizer_script
-        import words
-
-        import examples
-
-        module = ModuleType("scripts")
-        module.examples, module.tokenizer, module.words = examples, tokenizer_script, words  # type: ignore[attr-defined]
-        yield module
-    finally:
-        sys.path.remove(str(TRAINING))
-        for name in ("examples", "tokenizer", "words"):
-            sys.modules.pop(name, None)
+    with training_scripts("examples", "tokenizer", "words") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

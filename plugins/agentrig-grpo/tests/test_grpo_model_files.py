@@ -93,7 +93,6 @@ def test_a_damaged_model_is_named_by_its_file(copy, kind, words):
 
 
 def decoder_of(directory):
-    """Build the decoder as the server's process does when it starts."""
     return build_decoder(directory, device="cpu", dtype=torch.float32, slots=1, max_length=0)
 
 
@@ -190,6 +189,8 @@ def test_a_missing_directory_differs_from_one_without_a_model(tmp_path):
         checkpoint.load_model(tmp_path / "none")
     with pytest.raises(ModelError, match=r"it has no config\.json"):
         checkpoint.load_model(tmp_path)
+    with pytest.raises(ModelError, match=r"no tokenizer_config\.json"):
+        checkpoint.load_tokenizer(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match="it is a file"):
         checkpoint.load_model(tmp_path / "file")
@@ -217,9 +218,3 @@ def test_a_model_of_the_hub_is_named_with_the_command_that_fetches_it(tmp_path, 
     (tmp_path / "models" / "hard").mkdir()
     with pytest.raises(ConfigError, match=r'no such directory\. Did you mean "models/hard"\? Make a small model'):
         model_directory("models/hrad")
-
-
-def test_a_model_is_a_directory_or_a_shipped_name(model_dir):
-    assert model_directory(str(model_dir)) == model_dir.resolve()
-    with pytest.raises(ConfigError, match="there is no such directory"):
-        model_directory("no-such-model")

@@ -33,7 +33,6 @@ def server(model_dir):
 
 
 def send(server, method="POST", path="/v1/chat/completions", *, body=BODY, key=None, **headers):
-    """Send a request with exactly these headers; returns the status and the error's code."""
     line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     given = {"Authorization": f"Bearer {key or server.api_key}", **{k.replace("_", "-"): v for k, v in headers.items()}}
     content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -56,7 +56,6 @@ def ended(pid, within_s=20):
 
 
 def children(pid):
-    """Return the processes that a process has started."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
 
@@ -80,7 +79,6 @@ def stuck(tmp_path):
 
 
 def started(model_dir, **environment):
-    """Start a server from a separate process; return that process and the server's id."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(model_dir)],
         stdout=subprocess.PIPE,

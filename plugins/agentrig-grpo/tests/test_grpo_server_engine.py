@@ -31,21 +31,6 @@ def run(engine, requests):
     return [r.tokens for r in requests]
 
 
-def test_logprobs_are_of_the_tempered_softmax(engine_of, make_model):
-    model = make_model(seed=8)
-    for temperature in (0.0, 0.7, 1.3):
-        request = Request(tuple(range(30)), 8, temperature=temperature, seed=3, top_logprobs=4)
-        run(engine_of(model=model), [request])
-        ids = torch.tensor([[*request.prompt, *request.tokens]])
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(request.prompt) - 1 : -1]
-        logp = torch.log_softmax(logits / (temperature or 1.0), -1)
-        expected = logp.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-4, rtol=1e-4)
-        assert request.tops[0][0][1] == pytest.approx(float(logp[0].max()), abs=1e-4)
-        assert len(request.tops) == len(request.tokens)
-
-
 def test_a_seeded_request_does_not_depend_on_its_batch(engine_of):
     def asked():
         return [Request(tuple(range(5, 25 + i)), 15, seed=i) for i in range(12)]
@@ -119,18 +104,6 @@ def test_requests_wait_for_memory_and_one_always_runs(engine_of):
     assert {r.finish for r in requests} <= {"stop", "length"}
 
 
-def test_limits_stops_and_eos_end_a_request(engine_of):
-    ends, length, stopped = (
-        Request(tuple(range(9)), 200, temperature=2.0, seed=1),
-        Request(tuple(range(9)), 3, seed=1),
-        Request(tuple(range(9)), 50, seed=1, stopped=lambda tokens: len(tokens) == 7),
-    )
-    run(engine_of(), [ends, length, stopped])
-    assert (ends.finish, ends.tokens[-1]) == ("stop", 1)
-    assert (length.finish, len(length.tokens)) == ("length", 3)
-    assert (stopped.finish, len(stopped.tokens)) == ("stop", 7)
-
-
 def test_a_swap_waits_for_the_batch_and_delays_waiting_requests(engine_of, make_model):
     engine = engine_of(slots=1)
     new = make_model(seed=9)
@@ -184,5 +157,5 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
         tokens, logp = sample(probs.log().repeat(500, 1), settings, uniforms)
         assert set(tokens.tolist()) == kept
         torch.testing.assert_close(logp[0].exp(), probs)
-    greedy = Settings.of([0.0, 1.0], [1.0, 1.0], probs.device)
-    assert sample(probs.log().repeat(2, 1), greedy, [0.999, 0.999])[0].tolist() == [0, 3]
+    greedy = Settings.of([0.0, 1e-38, 1.0], [1.0] * 3, probs.device)
+    assert sample(probs.log().repeat(3, 1), greedy, [0.999] * 3)[0].tolist() == [0, 0, 3]

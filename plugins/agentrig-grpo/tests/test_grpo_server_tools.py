@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import json
 from contextlib import ExitStack
 
@@ -12,7 +10,7 @@ import pytest
 import tool_models
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.tools import Bare, form_of
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 from tool_models import ARGUMENTS, TEMPLATES, TOOL, lessons, user
 
 from agentrig import Outcome, Score, Task
@@ -53,7 +51,6 @@ def ask(urls, form, lesson, **more):
 
 
 def said(answer):
-    """Return a choice's content, calls and finish reason."""
     choice = answer["choices"][0]
     message = choice["message"]
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
@@ -88,10 +85,11 @@ def test_a_stream_joins_to_the_whole_reply(urls, form):
     for lesson in range(len(lessons(form))):
         more = {"return_token_ids": True, "logprobs": True}
         whole = ask(urls, form, lesson, **more)
-        body = body_of(form, lesson, stream=True, **more)
+        body = body_of(form, lesson, stream=True, stream_options={"include_usage": True}, **more)
         text = httpx.post(f"{urls[form]}/chat/completions", json=body, timeout=60).text
         streamed, error = joined(text)
         assert error is None
+        assert [streamed[key] for key in ("prompt_token_ids", "usage")] == [whole["prompt_token_ids"], whole["usage"]]
         choice = whole["choices"][0]
         assert {key: streamed["choices"][0][key] for key in choice} == choice
         # Each step's tokens come with it, also while a call is held back.
@@ -163,59 +161,6 @@ def test_a_run_of_the_openai_client_is_recorded_with_its_ids_and_shown(models, u
         (["5"], "it is 5"),
         ([], f"add({ARGUMENTS})"),
     ]
-
-
-def test_langchain_binds_tools(urls):
-    from langchain_core.messages import HumanMessage, ToolMessage
-    from langchain_core.tools import tool
-    from langchain_openai import ChatOpenAI
-
-    @tool
-    def add(a: int, b: int) -> int:
-        """Adds."""
-        return a + b
-
-    model = ChatOpenAI(base_url=urls["qwen3-coder"], api_key="x", model="tiny", temperature=0, max_tokens=100)
-    bound = model.bind_tools([add])
-    asked = bound.invoke([HumanMessage("add")])
-    (call,) = asked.tool_calls
-    assert (call["name"], call["args"], asked.invalid_tool_calls) == ("add", {"a": 2, "b": 3}, [])
-    streamed = [*bound.stream([HumanMessage("add")])]
-    assert [c["args"] for part in streamed for c in part.tool_calls] == [{"a": 2, "b": 3}]
-    result = ToolMessage(str(add.invoke(call["args"])), tool_call_id=call["id"])
-    assert bound.invoke([HumanMessage("add"), asked, result]).content == "it is 5"
-    with pytest.raises(BadRequestError, match="this server forces no call"):
-        model.bind_tools([add], tool_choice="any").invoke([HumanMessage("add")])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("agents") is None, reason="openai-agents is not installed")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_openai_agents_sdk_uses_tools(urls):
-    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
-    from openai import AsyncOpenAI
-
-    set_tracing_disabled(True)
-    calls = []
-
-    @function_tool
-    def add(a: int, b: int) -> int:
-        """Adds."""
-        calls.append((a, b))
-        return a + b
-
-    async def run(stream):
-        async with AsyncOpenAI(base_url=urls["hermes"], api_key="x") as client:
-            model, settings = OpenAIChatCompletionsModel("tiny", client), ModelSettings(temperature=0, max_tokens=100)
-            agent = Agent("adder", model=model, tools=[add], model_settings=settings)
-            if not stream:
-                return (await Runner.run(agent, "add")).final_output
-            running = Runner.run_streamed(agent, "add")
-            async for _ in running.stream_events():
-                pass
-            return running.final_output
-
-    assert asyncio.run(run(False)) == asyncio.run(run(True)) == "it is 5"
-    assert calls == [(2, 3), (2, 3)]
 
 
 def history(**function):

@@ -16,8 +16,6 @@ from agentrig_grpo.server.handle import ServerError
 from embedded_servers import embedded
 from quick import quick_first
 
-from agentrig.processes.channel import Channel
-
 KINDS = {"qwen2": {}, "llama": {"attention_bias": True, "tie_word_embeddings": False}, "gpt2": {}}
 
 
@@ -167,15 +165,3 @@ def test_shared_memory_has_no_name_where_the_system_has_no_memfd(monkeypatch, tm
     message, descriptor = transfer.Sender(torch.float32, "cpu").pack({"a": torch.ones(100)})
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(transfer.Receiver("cpu").unpack(message, descriptor)["a"], torch.ones(100))
-
-
-def test_the_channel_reports_a_peer_that_is_closed_or_silent():
-    ours, theirs = Channel.pair()
-    with pytest.raises(TimeoutError):
-        ours.receive(0.01)
-    theirs.send({"a": "ü"})
-    assert ours.receive(5) == ({"a": "ü"}, None)
-    theirs.close()
-    with pytest.raises(EOFError):
-        ours.receive(5)
-    ours.close()

@@ -62,14 +62,6 @@ def test_a_later_mini_batch_is_learned_by_cross_entropy_too() -> None:
     assert (many["updates"], many["ratio_max"], many["clip_fraction"], many["kl"]) == (2, 1, 0, 0)
 
 
-def test_a_demonstrated_reply_becomes_more_likely() -> None:
-    learner = Learner(make_model(), SftConfig(lr=1e-2), dtype="float32", seed=0)
-    before = learner.logprobs([5, 6, 7, 8, 9])[2:]
-    for step in (1, 2, 3):
-        learner.update([sample([5, 6, 7], [8, 9], 0)], step=step)
-    assert sum(learner.logprobs([5, 6, 7, 8, 9])[2:]) > sum(before) + 1
-
-
 def test_recorded_ids_hold_if_they_say_the_same_with_this_tokenizer(chat: Chat) -> None:
     turn = Turn(messages=ASKED, reply=Reply(content="select a name"))
     prompt, reply = encode(turn, chat, 512)

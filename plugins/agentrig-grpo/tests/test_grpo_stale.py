@@ -48,15 +48,6 @@ def test_the_loss_of_stale_tokens_follows_decoupled_ppo() -> None:
     assert not out.clipped.all()
 
 
-def test_without_staleness_nothing_is_corrected() -> None:
-    now, _, sampled, advantages = numbers(2)
-    out = token_losses(now, sampled, advantages, clip_low=0.2, clip_high=0.28)
-    assert out.rollout_is is None
-    stale = token_losses(now, sampled, advantages, clip_low=0.2, clip_high=0.28, proximal=sampled)
-    assert torch.equal(out.loss, stale.loss), "decoupled PPO on rollouts of the same weights is PPO"
-    assert torch.equal(out.clipped, stale.clipped)
-
-
 def learner_of(model, **settings):
     settings = {"lr": 3e-3, "tokens_per_batch": 64, "max_staleness": 1, **settings}
     return Learner(model, GrpoConfig(**settings), dtype="float32", seed=0)

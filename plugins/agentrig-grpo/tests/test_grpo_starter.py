@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import tool_models
-import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.context import context_of
 from agentrig_grpo.naming import SHIPPED, model_directory
 from agentrig_grpo.server.chat import Chat
 from openai import OpenAI
 
-from agentrig.demonstrations import Reply, StartPlan, Turn
-from agentrig.plan import resolve
-from agentrig.run import warmup
+from .conftest import training_scripts
 
 STARTER = model_directory("starter")
-TRAINING = Path(__file__).parents[1] / "training"
-COLORS = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "warmup_plugin.py")
-SCRIPTS = ("make_starter", "starter_examples", "starter_tokenizer", "starter_words")
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +27,12 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def scripts() -> Any:
-    """The training scripts as modules; they are not a package."""
-    sys.path.insert(0, str(TRAINING))
-    try:
-        import make_starter
-        import starter_examples
-        import starter_tokenizer
-
-        module: Any = ModuleType("scripts")
-        module.make, module.examples, module.tokenizer = make_starter, starter_examples, starter_tokenizer
-        yield module
-    finally:
-        sys.path.remove(str(TRAINING))
-        for name in SCRIPTS:
-            sys.modules.pop(name, None)
+    with training_scripts("make_starter", "starter_examples", "starter_tokenizer") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def client(tokenizer: Any) -> Any:
-    """A client of our server with the starter."""
     models = tool_models.ToolModels(STARTER, {"starter": tokenizer})
     with (
         tool_models.served(models, "starter") as url,
@@ -103,46 +82,8 @@ def test_it_calls_a_tool_and_copies_a_value_out_of_the_answer(client: OpenAI) ->
         assert asked(client, again, tools) == (str(value), [])
 
 
-@pytest.mark.slow
-def test_most_replies_of_held_out_conversations_are_exact(client: OpenAI, scripts: Any) -> None:
-    rng = random.Random("a test's own")
-    right = []
-    for _ in range(30):
-        found = scripts.examples.conversation(rng, 0.7, ["tools", "copy", "act"])
-        before: list[Any] = []
-        for message in json.loads(json.dumps(found.messages)):
-            if message["role"] == "assistant":
-                wanted = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
-                text, calls = asked(client, before, found.tools or None)
-                right.append(calls == wanted and (bool(calls) or text == message["content"]))
-                for call in message.get("tool_calls", ()):
-                    call |= {"id": f"c{len(before)}"}
-                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            elif message["role"] == "tool":
-                message["tool_call_id"] = f"c{len(before) - 1}"
-            before.append(message)
-    assert len(right) > 40
-    assert sum(right) / len(right) > 0.75
-
-
-@pytest.mark.slow
-def test_a_warm_up_goes_on_from_it(tmp_path: Path) -> None:
-    turns = [
-        Turn(messages=[{"role": "user", "content": f"sort 3{i}2"}], reply=Reply(content=f"2 3 {i}")) for i in range(4)
-    ]
-    plan = resolve("colors", overrides=["algorithm.max_tokens=16"], files=[COLORS])
-    wanted = StartPlan(directory=tmp_path / "model", model="starter", passes=4.0, tokens_per_batch=64)
-    threads = torch.get_num_threads()
-    try:
-        found = warmup.make_start(plan, wanted, warmup.choose_labels(plan, 4, seed=0), turns)
-    finally:
-        torch.set_num_threads(threads)
-    assert found.losses[-1] < found.losses[0]
-    assert (found.context, found.vocabulary) == (2048, 1024)
-
-
 def test_its_tokenizer_is_the_one_that_the_script_makes(scripts: Any, tmp_path: Path) -> None:
-    scripts.tokenizer.save(tmp_path, 2048)
+    scripts.starter_tokenizer.save(tmp_path, 2048)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / name).read_text() == (STARTER / name).read_text(), name
 
@@ -150,10 +91,10 @@ def test_its_tokenizer_is_the_one_that_the_script_makes(scripts: Any, tmp_path: 
 def test_the_server_renders_prompts_as_in_training(tokenizer: Any, scripts: Any) -> None:
     rng, chat = random.Random(1), Chat(tokenizer)
     for _ in range(60):
-        found = scripts.examples.conversation(rng, 1.0)
-        (ids, weights), parts = scripts.make.encoded([found], tokenizer.backend_tokenizer)[0], [*found.messages]
+        found = scripts.starter_examples.conversation(rng, 1.0)
+        (ids, weights), parts = scripts.make_starter.encoded([found], tokenizer.backend_tokenizer)[0], [*found.messages]
         assert parts[-1]["role"] == "assistant"
-        taught = ids[: len(ids) - _last(weights, scripts.make.REPLY)].tolist()
+        taught = ids[: len(ids) - _last(weights, scripts.make_starter.REPLY)].tolist()
         assert taught == [*chat.prompt_ids(parts[:-1], tools=found.tools)]
 
 
@@ -169,13 +110,13 @@ def test_what_is_put_into_calls_has_been_read_before(scripts: Any) -> None:
     """So that copying is what is learned, and no fact: each value of a call is in the conversation before it."""
     rng, values = random.Random(2), 0
     for _ in range(200):
-        found = scripts.examples.conversation(rng, 1.0, ["choose", "tools", "act"])
+        found = scripts.starter_examples.conversation(rng, 1.0, ["choose", "tools", "act"])
         before = ""
         for message in found.messages:
             for call in message.get("tool_calls", ()):
                 for value in call["function"]["arguments"].values():
                     values += 1
-                    assert scripts.examples.shown(value) in before, found
+                    assert scripts.starter_examples.shown(value) in before, found
             before += message["content"]
     assert values > 400
 
@@ -183,7 +124,9 @@ def test_what_is_put_into_calls_has_been_read_before(scripts: Any) -> None:
 @pytest.mark.slow
 def test_the_script_makes_a_model(scripts: Any, tmp_path: Path) -> None:
     words = "--steps 12 --width 32 --layers 2 --inner 64 --context 512 --tokens 1024 --level 0.1 --longest 400"
-    figures = scripts.make.main(["--out", str(tmp_path), *words.split(), "--families", "copy,act", "--held-out", "8"])
+    figures = scripts.make_starter.main(
+        ["--out", str(tmp_path), *words.split(), "--families", "copy,act", "--held-out", "8"]
+    )
     assert set(figures) == {"copy", "act"}
     model, tokenizer = checkpoint.load_model(tmp_path), checkpoint.load_tokenizer(tmp_path)
     assert (model.config.hidden_size, model.config.num_hidden_layers, len(tokenizer)) == (32, 2, 1024)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
-import psutil
 import pytest
 from agentrig_ray import cluster
 from agentrig_ray.actor import Place
@@ -27,7 +25,6 @@ from agentrig.runners.jobs import AgentPlan
 from agentrig.testing import check
 
 TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
-CHILDREN = str(Path(__file__).with_name("ray_children.py"))
 NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -132,40 +129,6 @@ def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none_and_costs_f
     lost, dead = (line for line in lines if not line.startswith("a runner without a node yet"))
     assert "was lost with its node; 2 rollouts start again, 0 failed: " in lost
     assert re.fullmatch(r"Ray: The node .* has been marked dead because [^.\n]*", dead)
-
-
-@pytest.mark.slow
-def test_failures_are_typed_and_a_dead_or_stuck_runner_is_replaced(
-    start: Callable[..., RayPool], endpoint: Endpoint, tmp_path: Path
-) -> None:
-    pool = start(deadline_s=4.0, threads=1)
-    submit(pool, endpoint, "", "typed", "raise", "die-once", "die", "hang", marker=str(tmp_path))
-    found = {r.id: r.outcome for r in drain(pool, 6)}
-    assert {i: found[f"job-{i}"].failure for i in range(6)} == {
-        0: None, 1: "no-plan", 2: "agent-error", 3: None, 4: "runner-died", 5: "deadline",
-    }  # fmt: skip
-    assert "the runner died, 2 times" in found["job-4"].message
-    assert pool.replaced >= 4, "more if Ray puts one on the node that the test before has removed"
-
-
-@pytest.mark.slow
-def test_what_an_agent_started_ends_with_its_runner(start: Callable[..., RayPool]) -> None:
-    pool = start("children", files=(CHILDREN,), n=1)
-    pool.submit(Job(id="a", input={}, endpoint=NOWHERE))
-    (result,) = drain(pool, 1)
-    child = psutil.Process(result.outcome.answer)
-    assert os.getsid(child.pid) == child.pid, "it has detached itself"
-    pool.close()
-    _, alive = psutil.wait_procs([child], timeout=5)
-    assert alive == []
-    pool.close()
-
-
-@pytest.mark.slow
-def test_an_agent_that_cannot_be_built_says_so_at_once(start: Callable[..., RayPool]) -> None:
-    pool = start("toy-broken", config={"how": "raise"}, n=1)
-    with pytest.raises(AgentrigError, match="toy-broken cannot be built"):
-        pool.build_first(60)
 
 
 @pytest.mark.slow

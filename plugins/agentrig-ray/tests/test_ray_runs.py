@@ -35,7 +35,6 @@ class Changes:
 
     @hookimpl
     def on_step_end(self, event: Any) -> None:
-        """Join between two steps."""
         self.step = event.step + 1
         if self.step == self.joins:
             self.late = self.nodes.add_node(num_cpus=1, **self.joining)

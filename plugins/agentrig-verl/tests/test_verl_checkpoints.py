@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def tiny():
-    """A random Qwen2 in fp32."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)

@@ -15,7 +15,6 @@ import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
 from agentrig.credit import GroupConfig
-from agentrig.errors import ConfigError, RunStopped
 from agentrig.plan import resolve
 from agentrig.run.training import train
 
@@ -84,8 +83,6 @@ def ray_cluster(composed):
 
 
 class Probe:
-    """An algorithm that runs a test's function with the session."""
-
     def __init__(self, body, *, on_ray):
         self.body, self.on_ray = body, on_ray
         self.placed = None
@@ -159,7 +156,6 @@ def replay_buffer(config):
 
 
 def kept(session):
-    """Make a session record its rollouts."""
     found = []
     original = session.rollouts
 
@@ -216,10 +212,6 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
         while len(pool._inner.nodes) < 3 and time.monotonic() < deadline:  # one may have run all rollouts meanwhile
             time.sleep(0.1)
         seen.update(rollouts=rollouts, uids=uids, real=real, nodes=pool._inner.nodes, figures=manager.figures)
-        trainer._rows = []
-        trainer._update_actor(meta, {})
-        session.end_step(1, metrics={"weight_change": 1.0}, time_s={}, calls=trainer._entries())
-        seen["books"] = [session.lines[-1][key] for key in ("calls", "call_tokens")]
         tq.kv_clear(keys=list(meta.keys), partition_id="train")
 
     monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)  # needs a GPU
@@ -246,7 +238,6 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
                 assert row["rm_scores"].sum() == row["rm_scores"][-1] == rollout.value
                 assert torch.equal(row["input_ids"], torch.cat([row["prompts"], row["responses"]]))
 
-    # Credit, by brute force.
     for uid, group in zip(seen["uids"], groups, strict=True):
         values = torch.tensor([r.value for r in group])
         spread = (values - values.mean()) / (values.std() + 1e-6)
@@ -255,14 +246,6 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
                 key = f"{uid}_{session}_{i}"
                 wanted = spread[session] * seen["masks"][key].float()
                 assert torch.allclose(seen["advantages"][key], wanted, atol=1e-5), key
-    # The ledger: all values of a group are equal, or its calls are trained.
-    calls, tokens = seen["books"]
-    trained = [r for g in groups if len({r.value for r in g}) > 1 for r in g]
-    every = sum(len(r.triplets) for r in seen["rollouts"])
-    assert calls["recorded"] == every
-    assert calls["trained"] == sum(len(r.triplets) for r in trained)
-    assert calls["dropped"] == ({"zero-variance-group": every - calls["trained"]} if calls["trained"] < every else {})
-    assert tokens["trained"] == 3 * calls["trained"]
     padding = set(seen["advantages"]) - want
     assert len(seen["advantages"]) % 16 == 0
     assert padding
@@ -315,23 +298,6 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_stops_the_run_with_a_clear_message(run_with, composed):
-    from agentrig_verl.manager import LoopManager
-    from model_server import model_server
-
-    def body(session, pool):
-        with model_server() as gone:
-            dead = endpoints([gone])
-        manager = LoopManager(composed, session, dead)
-        manager.generate_sequences(prompts_of([0, 1], step=1))
-
-    with pytest.raises(RunStopped, match="does not answer") as stopped:
-        run_with(body, "run.failure_limit=0.25", on_ray=False)
-    assert "llm-error" in str(stopped.value)
-    assert "--resume" in str(stopped.value)
-
-
-@pytest.mark.slow
 def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypatch):
     import ray
     from agentrig_verl import cluster
@@ -345,17 +311,6 @@ def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypa
     assert cluster._short(ray, composed, Gpu(name="cuda", torch_device="cuda", ray_resource="GPU")) == [
         "it has 0 GPU, and the run needs 1"
     ]
-
-
-@pytest.mark.slow
-def test_an_address_without_a_cluster_is_reported_immediately(ray_cluster):
-    import ray
-    from agentrig_verl import cluster
-
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 does not answer(.|\n)*RAY_ADDRESS"):
-        cluster.reach("127.0.0.1:9", cluster.DEAD)
-    for address in (ray.get_runtime_context().gcs_address, "auto", "ray://127.0.0.1:9"):
-        cluster.reach(address, cluster.DEAD)
 
 
 @pytest.mark.slow

@@ -143,7 +143,6 @@ def worker(monkeypatch):
 
 
 def transfer(worker):
-    """Transfer weights, and return what the worker reports about that."""
     from agentrig_verl.actor import Actor
 
     asyncio.run(Actor.update_weights.__wrapped__(worker, 4))

@@ -9,12 +9,11 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 import verl_engines
@@ -183,15 +182,6 @@ def test_adapters_are_trained_as_by_verls_engine(engines: tuple[Any, Any], tmp_p
     assert any(float((a - b).abs().max()) > 0.1 for a, b in zip(with_adapters, without, strict=True))
 
 
-def test_a_shared_token_is_computed_once(engines: tuple[Any, Any]) -> None:
-    _, forest = engines
-    prompt = list(range(20))
-    rows: Rows = [(prompt, [1, 2, 3], [1, 1, 1]), (prompt, [1, 2, 3], [1, 1, 1]), (prompt, [1, 5, 6, 7], [1, 1, 0, 0])]
-    forest.tokens = type(forest.tokens)()
-    update(forest, batch_of([*rows, ([9], [9], [0])], tokens=1000))
-    assert (forest.tokens.computed, forest.tokens.traced) == (20 + 2, 22 + 22 + 23)
-
-
 def test_rows_that_are_no_tree_of_positions_are_refused(engines: tuple[Any, Any]) -> None:
     data = batch_of([([1, 2], [3], [1])])
     data["position_ids"] = torch.nested.as_nested_tensor([torch.tensor([0, 0, 1])], layout=torch.jagged)
@@ -234,54 +224,6 @@ def test_a_worker_of_a_run_counts_tokens_and_saves(
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "huggingface")
     trained = {name: p.full_tensor().bfloat16() for name, p in worker.engine.module.state_dict().items()}
     torch.testing.assert_close(dict(saved.state_dict()), trained)
-
-
-def sees_everything(batch: Any) -> Any:
-    parts = [attrs.evolve(p, mask=None if p.mask is None else torch.ones_like(p.mask)) for p in batch.layout.parts]
-    return attrs.evolve(batch, layout=attrs.evolve(batch.layout, parts=parts))
-
-
-FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "a token sees those of other rows": ("agentrig_verl.engine.collate", sees_everything),
-    "positions count on through the pack": (
-        "agentrig_verl.engine.collate",
-        lambda batch: attrs.evolve(batch, positions=torch.arange(batch.ids.shape[1])[None]),
-    ),
-    "a target is another row's": (
-        "agentrig_verl.engine.collate",
-        lambda batch: attrs.evolve(batch, targets=batch.targets.roll(1)),
-    ),
-    "results go to other tokens": ("agentrig_verl.engine.places_of", lambda places: places.flip(0)),
-    "a pack is dropped": (
-        "agentrig_verl.micro_batches.packs",
-        lambda packs: (lambda found: found[1:] or found)(list(packs)),
-    ),
-    "a row is dropped": ("agentrig_verl.engine.rows_of", lambda rows: rows[:-1]),
-    "a token is not trained": (
-        "agentrig_verl.engine.trained_only",
-        lambda batch: batch.only(torch.arange(len(batch.targets)) != 1),
-    ),
-    "a micro-batch weighs by its own tokens": (
-        "verl.utils.tensordict_utils.index_select_tensor_dict",
-        lambda micro: micro.set_non_tensor("batch_num_tokens", float(micro["loss_mask"].values().sum())),
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    import importlib
-
-    own, forest = engines
-    rows = [row for seed in (0, 2) for row in rows_like_a_step(seed)]
-    expected = update(own, batch_of(rows))
-    agree(update(forest, batch_of(rows, tokens=60)), expected)
-    path, change = FAULTS[fault]
-    module, _, name = path.rpartition(".")
-    right = getattr(importlib.import_module(module), name)
-    monkeypatch.setattr(path, lambda *args, **more: change(right(*args, **more)))
-    with pytest.raises((AssertionError, IndexError)):
-        agree(update(forest, batch_of(rows, tokens=60)), expected)
 
 
 RANK = """

@@ -253,20 +253,3 @@ def test_a_vllm_that_keeps_old_weights_is_named(run: Run, monkeypatch: pytest.Mo
     assert named, message
     assert int(named[1]) <= 2, "a fault is named within two steps"
     assert f"these are still the weights of version {int(named[1]) - 1}" in message, message
-
-
-@pytest.mark.timeout(600)
-def test_shared_tokens_are_within_the_noise_of_two_layouts_without_them(tmp_path: Path) -> None:
-    """In bf16: padded rows, packed rows, and shared tokens, each by its own engine on the same weights."""
-    done = subprocess.run(
-        [sys.executable, "tests/benchmarks/verl_engine.py", "--shape", "18m", "--rows", "8x4x200+32", "--repeat", "1",
-         "--engines", "verl,packed,forest", "--work", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    print(*lines, sep="\n")
-    figures = {line["engine"]: line for line in lines if "update_s" in line}
-    noise, shared = (figures[name]["difference"] for name in ("packed", "forest"))
-    assert 0 < shared < 2 * noise
-    assert figures["forest"]["computed"] == 8 * (200 + 4 * 31)

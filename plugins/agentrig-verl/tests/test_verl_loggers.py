@@ -42,7 +42,6 @@ print("finished")
 
 @pytest.fixture
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove all logins, settings of loggers, and proxies."""
     for name in [n for n in os.environ if n.startswith(OWN)]:
         monkeypatch.delenv(name)
     (tmp_path / "home").mkdir()

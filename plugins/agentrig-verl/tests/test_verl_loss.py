@@ -68,7 +68,6 @@ def group_of(talks: dict[str, float]) -> list[Rollout]:
 
 @contextmanager
 def elsewhere(engine: Any) -> Iterator[None]:
-    """Change the weights, and restore them."""
     chance = torch.Generator().manual_seed(2)
     parameters = list(engine.module.parameters())
     kept = [p.detach().clone() for p in parameters]
@@ -136,7 +135,6 @@ def laid_out(*, merged: bool) -> list[Trajectory]:
 
 
 def worths() -> dict[Call, float | None]:
-    """Return what GRPO says that the calls are worth."""
     group = group_of(TALKS)
     found = worths_of_calls(partial(grpo, config=GroupConfig()), group)
     return {

@@ -13,8 +13,6 @@ from agentrig.runners.jobs import AgentPlan
 
 
 class Inner:
-    """Replaces a pool of runners."""
-
     room, pending, replaced = 3, 2, 1
 
     def submit(self, job: Job) -> None: ...

@@ -36,19 +36,6 @@ def composed(model: Path, **keys: Any) -> Any:
     return schema.compose(keys, trusted={f"{MODEL}.path": str(model)})
 
 
-def test_shared_tokens_are_the_default_where_they_are_exact(model: Path) -> None:
-    for engine in ("auto", "forest"):
-        assert choose(engine, composed(model), device="cuda") == (
-            True, "tokens that rows share are computed once (algorithm.engine=verl trains with verl's own engine)",
-        )  # fmt: skip
-
-
-def test_verls_own_engine_is_one_key_away(model: Path) -> None:
-    assert choose("verl", composed(model), device="cuda") == (
-        False, "verl's own engine trains, and computes each row by itself: algorithm.engine is verl",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

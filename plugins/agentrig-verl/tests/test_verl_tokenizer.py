@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -14,12 +13,10 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from agentrig.tokenizers import disagreement
 
 
-def test_the_shipped_model_is_tokenized_the_same_everywhere():
-    assert disagreement(str(model_directory("mini"))) is None
-
-
 def test_a_custom_pre_tokenizer_is_detected(tmp_path: Path, caplog):
     mini = model_directory("mini")
+    assert disagreement(str(mini)) is None
+    assert disagreement("Qwen/Qwen2.5-Coder-0.5B-Instruct") is None, "names on the hub are not checked"
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
         shutil.copy(mini / name, tmp_path / name)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -30,14 +27,7 @@ def test_a_custom_pre_tokenizer_is_detected(tmp_path: Path, caplog):
         ]
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen2"
-    found = disagreement(str(tmp_path))
-    assert found is not None
-    assert "Qwen2Tokenizer" in found
+    assert "Qwen2Tokenizer" in (disagreement(str(tmp_path)) or "")
     with caplog.at_level(logging.WARNING):
         warn(str(tmp_path))
     assert str(tmp_path) in caplog.text
-
-
-def test_names_on_the_hub_are_not_checked():
-    assert disagreement("Qwen/Qwen2.5-Coder-0.5B-Instruct") is None

@@ -148,32 +148,27 @@ def test_a_run_that_is_killed_at_a_checkpoint_loses_no_line(train: Any, cut: str
     assert run.checkpoints.latest() == (None, 0)  # step 2 is repeated completely
 
 
-def test_the_end_has_a_checkpoint_with_any_save_freq(train: Any) -> None:
-    session, run = train(-1)
-    assert session.calls[-3:] == ["end 3", "file 3", "after"]
-    assert run.checkpoints.latest()[1] == 3
+ENDS: dict[str, tuple[dict[str, int], list[str], int]] = {
+    "after its last step": ({}, ["end 3", "file 3", "after"], 3),
+    "with solved tasks": ({"solved_by": 2}, ["end 2", "file 2", "after"], 2),
+    "asked to stop": ({"stop_after": 2}, ["before", "end 1", "end 2", "file 2"], 2),
+}
 
 
-@pytest.mark.parametrize("save_freq", [-1, 1])
-def test_a_run_with_solved_tasks_ends_normally(train: Any, save_freq: int) -> None:
-    session, run = train(save_freq, solved_by=2)
-    filed = [c for c in session.calls if not c.startswith("validate")]
-    assert filed[-3:] == ["end 2", "file 2", "after"]
+@pytest.mark.parametrize("save_freq", [-1, 2])
+@pytest.mark.parametrize("how", ENDS)
+def test_an_end_has_one_checkpoint_with_any_save_freq(train: Any, how: str, save_freq: int) -> None:
+    given, calls, latest = ENDS[how]
+    session, run = train(save_freq, **given)
+    assert [c for c in session.calls if not c.startswith("validate")][-len(calls) :] == calls
     checkpoint, step = run.checkpoints.latest()
-    assert step == 2
+    assert step == latest
     assert not (checkpoint / "keep").exists()
 
 
 def test_a_resumed_run_whose_tasks_are_solved_only_measures(train: Any) -> None:
     session, _ = train(already=True)
     assert session.calls == ["before", "after"]
-
-
-@pytest.mark.parametrize("save_freq", [-1, 2])
-def test_a_run_that_is_asked_to_stop_saves_once(train: Any, save_freq: int) -> None:
-    session, run = train(save_freq, stop_after=2)
-    assert session.calls == ["before", "validate 1", "end 1", "validate 2", "end 2", "file 2"]
-    assert run.checkpoints.latest()[1] == 2
 
 
 def test_the_run_keeps_ctrl_c_when_a_logger_takes_it(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from agentrig import AgentSpec, hookimpl
 
 
 def ask(endpoint, messages):
-    """Ask the model for the next message of a conversation."""
     body = {"model": endpoint.model, "messages": messages, **endpoint.sampling}
     reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=dict(endpoint.headers), timeout=30)
     reply.raise_for_status()
@@ -35,7 +34,6 @@ def talker(task_input, endpoint):
 
 
 def variables(task_input, endpoint):
-    """Return the environment of this runner."""
     return dict(os.environ)
 
 

@@ -14,7 +14,6 @@ from .conftest import STAND_IN
 
 @pytest.fixture
 def chats(monkeypatch):
-    """The module, imported with the stand-in."""
     monkeypatch.syspath_prepend(STAND_IN)
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm" or name == "agentrig_vllm.chats"]:
         monkeypatch.delitem(sys.modules, name)

@@ -16,9 +16,6 @@ import attrs
 import httpx
 import psutil
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from doors import Door, problems
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("torch")
-
 from agentrig_vllm.shortages import shortage_in
 
 from agentrig.errors import OutOfMemory

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from agentrig_vllm import transfer
 from agentrig_vllm.handle import devices
