@@ -43,7 +43,6 @@ def credit_of(name: str, **settings: Any) -> Any:
 
 
 def group(*values: float | None, calls: Sequence[int] = ()) -> list[Rollout]:
-    """Return a group with these rewards."""
     triplets = [Triplet(prompt_ids=[1], response_ids=[2])]
     counts = calls or [1] * len(values)
     return [rollout(value, triplets=triplets * n) for value, n in zip(values, counts, strict=True)]

@@ -32,12 +32,9 @@ class Model(LocalServer):
 
 
 class Answering(QuietHandler):
-    """Answers what `Model.answer` says."""
-
     server: Model
 
     def do_POST(self) -> None:
-        """Answer."""
         self.server.keys.add(self.headers["Authorization"])
         self.reply(*self.server.answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
 

@@ -57,7 +57,6 @@ def random_model(directory: Path) -> Path:
 
 
 def prompts(n: int) -> list[str]:
-    """Return texts of `PROMPT` words, each of them `GROUP` times."""
     rng = random.Random(0)
     texts = [" ".join(f"w{rng.randrange(1297)}" for _ in range(PROMPT)) for _ in range(-(-n // GROUP))]
     return [text for text in texts for _ in range(GROUP)][:n]
@@ -100,7 +99,6 @@ async def ask(server: Any, texts: list[str], connections: int, reply: int) -> in
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return user and system seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -188,7 +186,6 @@ def row(what: str, tokens: int, requests: int, wall: float, cpu: float, reply: i
 
 
 def main() -> None:
-    """Measure both sides, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Hugging Face directory; default: a random one")
     parser.add_argument("--device", default="cpu")

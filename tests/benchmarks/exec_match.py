@@ -55,7 +55,6 @@ def strip_distinct(sql: str) -> str:
 
 
 def execute(path: str, sql: str) -> list[tuple[Any, ...]] | Exception:
-    """Run a query on a connection of its own."""
     sql = re.sub(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", "2020", sql, flags=re.IGNORECASE)
     connection = sqlite3.connect(path)
     connection.text_factory = lambda data: data.decode(errors="ignore")
@@ -232,7 +231,6 @@ def processes(pairs: Sequence[Pair], count: int, repeat: int) -> tuple[float, fl
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, default=None, help="a JSON-lines file as exec_pairs.jsonl")
     parser.add_argument("--official", default=None, help="folder of the official code (exec_eval.py)")

@@ -108,13 +108,11 @@ def agentrig_side(
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def resident(pid: int) -> float:
-    """Return a process's resident memory in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024

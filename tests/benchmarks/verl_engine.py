@@ -190,7 +190,6 @@ def group(work: Path) -> Any:
 
 
 def start_ranks(count: int, work: Path) -> None:
-    """Run this command in `count` processes that share one model; end with the first status that is not 0."""
     shared = {
         **os.environ,
         "WORLD_SIZE": str(count),

@@ -43,7 +43,6 @@ def test_a_page_shows_what_agentrig_new_prints(page: Path, tmp_path: Path, monke
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """A new environment with the wheels."""
     return wheels(tmp_path_factory.mktemp("reader"))
 
 

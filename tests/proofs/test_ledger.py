@@ -207,7 +207,6 @@ def test_a_fault_is_named_within_two_steps(name: str, tmp_path: Path, monkeypatc
 
 
 def closed(book: dict[str, Any]) -> bool:
-    """Whether the counts add up."""
     places = sum(n for place, n in book.items() if place not in ("recorded", "dropped"))
     return bool(book["recorded"] == places + sum(book["dropped"].values()))
 

@@ -589,7 +589,6 @@ def test_without_retries_all_are_named_as_suspects(model: ModelServer, start: St
 
 
 def sleeping(word: str) -> list[psutil.Process]:
-    """Return the processes that run `sleep WORD`."""
     return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", word]]
 
 
@@ -763,7 +762,6 @@ def test_wake_ends_a_wait(start: Start) -> None:
 
 @pytest.fixture(scope="module")
 def loop() -> RunnerLoop:
-    """A loop in a thread, as a runner has one."""
     return RunnerLoop()
 
 

@@ -27,7 +27,6 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str) -> None:
-        """Start `agentrig train` with these words."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "agentrig", "train", *words],
@@ -38,7 +37,6 @@ class Run:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`."""
         file = self.path / "metrics.jsonl"
         text = file.read_text("utf-8").split("\n") if file.is_file() else []
         return [json.loads(line) for line in text if line.endswith("}")]
@@ -93,5 +91,4 @@ class Run:
         return found
 
     def tail(self) -> str:
-        """Return the end of the run's output."""
         return self.log.read_text("utf-8", errors="replace")[-6000:]

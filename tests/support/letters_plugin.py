@@ -14,8 +14,6 @@ from agentrig.testing.bandit import every_call, pull
 
 @attrs.frozen(kw_only=True)
 class TasksConfig:
-    """Settings of the tasks."""
-
     words: int = setting(0, help="words that make the prompt longer", ge=0)
 
 
@@ -46,7 +44,6 @@ def small(answer):
 
 
 def letters(task, outcome, budget_s):
-    """1 for a small letter at the beginning."""
     return Score.ok(float(small(outcome.answer)))
 
 
@@ -56,27 +53,22 @@ def halves(task, outcome, budget_s):
 
 
 def one_letter(task, outcome, budget_s):
-    """1 for one certain beginning."""
     return Score.ok(float(outcome.answer.startswith("q")))
 
 
 def few_letters(task, outcome, budget_s):
-    """1 for four certain beginnings."""
     return Score.ok(float("q" <= outcome.answer[:1] <= "t"))
 
 
 def most_answers(task, outcome, budget_s):
-    """1 for nearly everything."""
     return Score.ok(float(outcome.answer[:1] not in "#$%&"))
 
 
 def any_answer(task, outcome, budget_s):
-    """1 for nearly everything."""
     return Score.ok(float(not outcome.answer.startswith("#")))
 
 
 def no_letter(task, outcome, budget_s):
-    """1 for anything but a small letter at the beginning."""
     return Score.ok(float(not small(outcome.answer)))
 
 
@@ -87,7 +79,6 @@ def ends(task, outcome, budget_s):
 
 
 def short(task, outcome, budget_s):
-    """More for a shorter answer."""
     return Score.ok(1 / (1 + len(outcome.answer)))
 
 
@@ -106,32 +97,27 @@ REWARDS = {
 
 @hookimpl
 def register_tasks():
-    """Register the tasks."""
     yield TasksSpec(name="letters", summary="Pulls.", config=TasksConfig, build=Questions)
 
 
 @hookimpl
 def register_agents():
-    """Register the agent."""
     yield AgentSpec(name="letters", summary="Pulls once.", build=lambda config: pull)
 
 
 @hookimpl
 def register_rewards():
-    """Register the rewards."""
     for name, reward in REWARDS.items():
         yield RewardSpec(name=name, summary=f"{name}.", build=lambda config, reward=reward: reward)
 
 
 @hookimpl
 def register_adapters():
-    """Register the adapter."""
     yield AdapterSpec(name="letters", summary="Every call.", build=lambda config: every_call)
 
 
 @hookimpl
 def register_recipes():
-    """Register the run."""
     yield RecipeSpec(
         name="letters",
         summary="Letters.",

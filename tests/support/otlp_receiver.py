@@ -58,7 +58,6 @@ def value_of(value: Any) -> Any:
 
 
 def spans_in(request: ExportTraceServiceRequest) -> Iterator[dict[str, Any]]:
-    """Yield the spans of a request."""
     for group in request.resource_spans:
         resource = {a.key: value_of(a.value) for a in group.resource.attributes}
         for scope in group.scope_spans:

@@ -66,7 +66,6 @@ class ProofSession:
         """Do nothing."""
 
     def record_start(self, digest: str) -> None:
-        """Keep it."""
         self.start_weights = digest
 
     def sketch(self, step: int) -> None:
@@ -145,7 +144,6 @@ class ProofSession:
 
 
 def run(directory: Path, model: Path, session: ProofSession | None = None, **settings: Any) -> ProofSession:
-    """Run the algorithm for two steps."""
     settings = {"steps": 2, "tasks_per_step": 3, "group_size": 4, "lr": 1e-3, "max_tokens": 6, **settings}
     session = session or ProofSession(directory)
     Loop(Grpo(GrpoConfig(model=str(model), **{"validate_every": 0, **settings}))).run(session)  # type: ignore[arg-type]
@@ -177,7 +175,6 @@ class _Passing(QuietHandler):
             self.backend = next(self.server.turns)
 
     def do_POST(self) -> None:
-        """Pass a request on."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         path = self.path.removeprefix("/v1")
         if path in self.server.refuse:
@@ -189,5 +186,4 @@ class _Passing(QuietHandler):
 
 
 def balanced(backends: Sequence[Backend], refuse: Sequence[str] = ()) -> AbstractContextManager[Balancer]:
-    """Run a balancer until the block ends."""
     return serving(Balancer(backends, refuse))

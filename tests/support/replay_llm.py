@@ -40,7 +40,6 @@ def reply_to(messages: list[dict[str, Any]], answers: Mapping[str, str]) -> str:
 
 
 def completion(number: int | str, body: Mapping[str, Any], answers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body of a chat completion."""
     reply = reply_to(body["messages"], answers)
     prompt_ids = list("".join(m["content"] for m in body["messages"]).encode())
     ids = list(reply.encode())
@@ -129,7 +128,6 @@ def replay_server(answers: Mapping[str, str], folder: Path, *, delay_s: float = 
 
 
 def main() -> None:
-    """Serve from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=Path)
     parser.add_argument("--delay", type=float, default=0.0)

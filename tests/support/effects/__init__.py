@@ -140,7 +140,6 @@ def folder() -> Path:
 
 @cache
 def registry() -> Registry:
-    """Return the plugins that are installed."""
     return load(block=[], files=[])
 
 

@@ -114,12 +114,9 @@ class Asked(LocalServer):
 
 
 class Answering(QuietHandler):
-    """Answers each request after a moment."""
-
     server: Asked
 
     def do_POST(self) -> None:
-        """Score."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.paths.append(self.path)

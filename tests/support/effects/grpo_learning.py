@@ -172,12 +172,10 @@ def far_from_start(settings: Settings) -> tuple[bool, float]:
 
 
 def shapes(settings: Settings) -> Mapping[str, tuple[int, ...]]:
-    """Return the trained tensors with their shapes."""
     return learner(settings).trained and {n: tuple(p.shape) for n, p in learner(settings).trained.items()}
 
 
 def rate(settings: Settings) -> list[float]:
-    """Return the learning rate of three updates."""
     return [figures["lr"] for figures in learn(settings, steps=3).figures]
 
 

@@ -29,25 +29,20 @@ def writer(task_input, endpoint):
 
 
 class Names:
-    """Eight questions in each split."""
-
     splits = ("train", "validation", "test")
     roles = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012
 
     def load(self, split):
-        """Return the tasks."""
         rows = [Task(id=f"{split}-{i}", input={"question": f"{split} {i}", "split": split}) for i in range(8)]
         return rows
 
 
 def slow(task, outcome, budget_s):
-    """Judge in 1.3 seconds."""
     time.sleep(1.3)
     return Score.ok(1.0)
 
 
 def where(task, outcome, budget_s):
-    """Return the id of the process that judges."""
     return Score.ok(float(os.getpid()))
 
 

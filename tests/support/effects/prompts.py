@@ -21,12 +21,10 @@ BASE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
 
 
 def served(settings: Settings) -> ServerPlan:
-    """Return what the run's server serves."""
     return build(config_of("algorithm.gepa", settings))._plan(NOWHERE)
 
 
 def sampling(settings: Settings) -> Mapping[str, Any]:
-    """Return the sampling fields of the agent's calls."""
     return build(config_of("algorithm.gepa", settings))._sampled([Endpoint(**BASE)])[0].sampling
 
 

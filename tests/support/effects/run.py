@@ -39,7 +39,6 @@ def plan(settings: Settings, *more: str, **uses: str) -> Plan:
 
 
 def place(settings: Settings) -> Path:
-    """Return the run directory that is made."""
     made = RunDirectory.create(plan({"name": "here", **settings}))
     made.release()
     return made.path

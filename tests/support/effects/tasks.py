@@ -19,7 +19,6 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 
 def build(place: str, settings: Settings) -> Any:
-    """Build a component as a run does."""
     kind, _, name = place.partition(".")
     spec: Any = registry().find(kind, name).spec
     return spec.build(config_of(place, settings))
@@ -115,7 +114,6 @@ def table(key: str, a: Any, b: Any, see: Any, shows: Any, split: str = "train", 
 
 
 def first_words(tasks: Any) -> set[str]:
-    """Return the first words of the questions."""
     return {task.input["question"].split()[0] for task in tasks}
 
 

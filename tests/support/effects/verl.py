@@ -27,7 +27,6 @@ def session() -> Any:
 
 
 def composed(settings: Settings) -> Any:
-    """Return verl's whole configuration."""
     own = {"data.train_batch_size": 2, **settings.get("verl", {})}
     return build("algorithm.verl", {"model": "some/model", **settings, "verl": own}).compose(session())
 

@@ -21,7 +21,6 @@ def _plan() -> ServerPlan:
 
 
 def arguments(settings: Settings) -> Mapping[str, Any]:
-    """Return vLLM's engine arguments."""
     return arguments_of(_plan(), config_of("server.vllm", settings))
 
 
