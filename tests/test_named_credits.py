@@ -78,6 +78,8 @@ def test_a_baseline_can_count_calls() -> None:
     assert failed == [0.5, -0.5, None]
     (by_call,) = credit_of("dr-grpo", weighting="call")([group(1.0, 0.0, calls=[3, 1])])
     assert (by_rollout, by_call) == ([0.5, -0.5], [0.25, -0.75])  # means 1/2 and 3/4
+    (scaled,) = credit_of("grpo", weighting="call")([group(1.0, 0.0, calls=[3, 1])])
+    assert scaled[1] == pytest.approx(-3 * scaled[0])
 
 
 def test_reinforce_looks_at_the_whole_step_and_grpo_at_the_group() -> None:

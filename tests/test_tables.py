@@ -44,6 +44,9 @@ def test_columns_are_what_they_are_named(rows: Path) -> None:
     assert first.given(whole=True) == {"question": "What is 2 + 1?", "answer": 3}
     rest = table(TableConfig(file=str(rows), private=["answer"], split="part"))
     assert set(rest.load("train")[0].input) == {"question", "level"}
+    assert table(TableConfig(file=str(rows), split="part", **{**NAMED, "id": "question"})).load("test")[0].id == (
+        "test-What is 2 + 1?"
+    )
 
 
 @pytest.mark.parametrize(

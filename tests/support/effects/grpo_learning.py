@@ -7,7 +7,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import attrs
@@ -16,7 +15,7 @@ import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.algorithm import check_device
 from agentrig_grpo.learner import Learner, TrainSample
-from agentrig_grpo.naming import model_directory
+from recorded_steps import mini
 
 from agentrig.hardware import Cpu, CpuConfig
 from effects import Elsewhere, Flip, Settings, config_of
@@ -30,13 +29,6 @@ Weights = Mapping[str, torch.Tensor]
 def close(value: Any) -> Any:
     """Return an approximation with the precision of fp32."""
     return pytest.approx(value, rel=2e-3, abs=1e-9)
-
-
-@cache
-def mini() -> Any:
-    """Return the shipped model; take a copy."""
-    torch.set_num_threads(1)
-    return checkpoint.load_model(model_directory("mini"))
 
 
 def learner(settings: Settings) -> Learner:
