@@ -65,14 +65,7 @@ class Wrong(Exception):
 
 @attrs.define
 class Soak:
-    """One run under faults.
-
-    Attributes:
-        folder: Where run, model and temporary files go.
-        steps: Of the run.
-        seed: Of the faults.
-        other: URL of the server that is not the run's.
-    """
+    """One run under faults; `other` is the URL of the server that is not the run's."""
 
     folder: Path
     steps: int

@@ -16,11 +16,8 @@ PUBLISH, AGENT, REWARD, DOMAIN = (
 LAPTOP = ROOT / "docs" / "how-to" / "laptop.md"
 
 FEW = (
-    "algorithm.steps=2",
-    "algorithm.tasks_per_step=8",
-    "algorithm.group_size=4",
-    "run.validation_tasks=8",
-    "run.report_tasks=16",
+    *("algorithm.steps=2", "algorithm.tasks_per_step=8", "algorithm.group_size=4"),
+    *("run.validation_tasks=8", "run.report_tasks=16"),
 )
 """After every `agentrig train` that is executed here: the page's command takes minutes."""
 

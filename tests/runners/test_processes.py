@@ -689,12 +689,6 @@ def test_the_first_runner_shows_early_whether_the_agent_can_be_built(model: Mode
         assert time.monotonic() - start < 20
 
 
-def test_an_unknown_agent(start: Start) -> None:
-    pool = start("toyy")
-    with pytest.raises(AgentrigError, match=r'there is no agent called "toyy"\. Did you mean "toy"\?'):
-        drain(pool, 1, timeout_s=20)
-
-
 def test_an_async_agent_may_share_one_client_among_its_rollouts(model: ModelServer, start: Start) -> None:
     pool = start("toy-shared", threads=4)
     submit(pool, jobs(model, *[""] * 24))

@@ -10,14 +10,9 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """One fault.
+    """The link of `agentrig.audit.verdicts.LINKS` that must be named, and the Python that plants a fault.
 
-    Attributes:
-        link: The link of `agentrig.audit.verdicts.LINKS` that must be named.
-        code: Python that plants it.
-        where: The process in which it runs: the run's, at its start, or the server's or a runner's.
-        settings: Overrides of the run.
-        names: A text of the run's message.
+    It runs in the process `where`; `names` is a text of the run's message.
     """
 
     link: str

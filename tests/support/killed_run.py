@@ -14,12 +14,7 @@ from typing import Any
 
 
 class Run:
-    """One run directory, trained by `python -m agentrig train` in a process of its own.
-
-    Args:
-        folder: Where the run directory `run` and the log are made.
-        environment: Variables to add.
-    """
+    """One run directory in a folder, trained by `python -m agentrig train` in a process of its own."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.path, self.log = folder / "run", folder / "log.txt"

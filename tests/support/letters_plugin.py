@@ -1,7 +1,6 @@
 """A domain for small real trainings, as a plugin file: one question, one short answer, and rewards for its letters.
 
-A tiny random model starts at about 0.15 with `letters`, near 0 with `one-letter`, at 0.85 with `no-letter`,
-and near 1 with `any-answer`.
+A tiny random model starts at about 0.15 with `letters`, near 0 with `one-letter`, and at 0.85 with `no-letter`.
 """
 
 from __future__ import annotations
@@ -64,10 +63,6 @@ def most_answers(task, outcome, budget_s):
     return Score.ok(float(outcome.answer[:1] not in "#$%&"))
 
 
-def any_answer(task, outcome, budget_s):
-    return Score.ok(float(not outcome.answer.startswith("#")))
-
-
 def no_letter(task, outcome, budget_s):
     return Score.ok(float(not small(outcome.answer)))
 
@@ -86,7 +81,6 @@ REWARDS = {
     "letters": letters,
     "halves": halves,
     "one-letter": one_letter,
-    "any-answer": any_answer,
     "few-letters": few_letters,
     "most-answers": most_answers,
     "no-letter": no_letter,

@@ -14,14 +14,7 @@ from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 
 class Received(LocalServer):
-    """Keeps spans by id, as plain values: name, parent, times and more.
-
-    Attributes:
-        spans: The spans.
-        requests: How many requests came.
-        status: What it answers.
-        holds: Lets no request end before it is set.
-    """
+    """Keeps spans by id, as plain values: name, parent, times and more; no request ends before `holds` is set."""
 
     def __init__(self, status: int, holds: threading.Event | None) -> None:
         super().__init__(_Handler)

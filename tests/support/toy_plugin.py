@@ -152,8 +152,6 @@ def misbehave(do, task_input):
         ctypes.PyDLL(None).sleep(600)  # it does not release the interpreter
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if do == "holds":
-        ctypes.PyDLL(None).usleep(20_000_000)
     if do == "replaces":
         json.loads = lambda text: {}
     if do == "prints":
@@ -297,16 +295,7 @@ def toy_agent(task_input, endpoint):
     if do == "cold":
         endpoint = endpoint.with_sampling(temperature=0.1)
     with agentrig.span("write_query"):
-        answer = ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
-    if do != "alternate":
-        return answer
-    mark = Path(task_input["marker"]) / f"said-{task_input['number']}"
-    try:
-        mark.touch(exist_ok=False)
-        return "odd"
-    except FileExistsError:
-        mark.unlink()
-        return "even"
+        return ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
 
 
 def spy(task_input, endpoint):

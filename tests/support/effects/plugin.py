@@ -1,14 +1,11 @@
-"""A plugin file for the effects of keys: an agent for training, rewards."""
+"""A plugin file for the effects of keys: an agent and tasks for training."""
 
 from __future__ import annotations
-
-import os
-import time
 
 import httpx
 
 import agentrig
-from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+from agentrig import AgentSpec, Task, TasksSpec, hookimpl
 
 
 def writer(task_input, endpoint):
@@ -37,15 +34,6 @@ class Names:
         return rows
 
 
-def slow(task, outcome, budget_s):
-    time.sleep(1.3)
-    return Score.ok(1.0)
-
-
-def where(task, outcome, budget_s):
-    return Score.ok(float(os.getpid()))
-
-
 @hookimpl
 def register_agents():
     yield AgentSpec(name="effects-writer", summary="Writes.", build=lambda config: writer)
@@ -54,9 +42,3 @@ def register_agents():
 @hookimpl
 def register_tasks():
     yield TasksSpec(name="effects-names", summary="Names.", build=lambda config: Names())
-
-
-@hookimpl
-def register_rewards():
-    yield RewardSpec(name="effects-slow", summary="Takes its time.", build=lambda config: slow)
-    yield RewardSpec(name="effects-where", summary="Says where it judges.", build=lambda config: where)
