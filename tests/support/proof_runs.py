@@ -56,23 +56,13 @@ class ProofSession:
     def lines(self) -> Sequence[Any]:
         return self.steps
 
-    def check_teacher(self, servers: Sequence[Endpoint]) -> None:
-        """There is none."""
-
-    def note(self, text: str) -> None:
+    def note(self, *_: Any) -> None:
         """Do nothing."""
 
-    def record(self, name: str, value: Any) -> None:
-        """Do nothing."""
+    check_teacher = record = sketch = plan_steps = note
 
     def record_start(self, digest: str) -> None:
         self.start_weights = digest
-
-    def sketch(self, step: int) -> None:
-        """Audit nothing."""
-
-    def plan_steps(self, steps: int) -> None:
-        """Do nothing."""
 
     def rollouts(self, tasks: Any, *, n: int, endpoint: Any, step: int, mode: Any = "train", **_: Any) -> list[Rollout]:
         (endpoint,) = [endpoint] if isinstance(endpoint, Endpoint) else endpoint

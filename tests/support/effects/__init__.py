@@ -62,6 +62,11 @@ class Flip:
         )
 
 
+def exact(a: Any, b: Any, look: Callable[[Settings], Any], seen: Any = None, beside: Settings | None = None) -> Flip:
+    """Return the entry of a key whose observations are known: the two of `seen`, or else the values themselves."""
+    return Flip(a=a, b=b, look=look, shows=lambda one, other: (one, other) == (seen or (a, b)), beside=beside or {})
+
+
 @attrs.frozen
 class Elsewhere:
     """A key whose effect cannot be observed here.
@@ -128,6 +133,10 @@ class Together:
             return look(self._run(int(settings[key] != a)))
 
         return Flip(a=a, b=b, look=looked, shows=shows)
+
+    def exact(self, key: str, a: Any, b: Any, look: Callable[[Any], Any], seen: Any = None) -> Flip:
+        """As the function of this name."""
+        return self.flip(key, a, b, look, lambda one, other: (one, other) == (seen or (a, b)))
 
 
 @cache

@@ -11,7 +11,7 @@ from agentrig import Task
 from agentrig.credit import differ
 from agentrig.run.drawing import Drawing
 from agentrig.run.gate import Gate
-from effects import Elsewhere, Flip, Settings, config_of
+from effects import Elsewhere, Settings, config_of, exact
 
 CREDITS = "tests/test_named_credits.py::"
 TEACHER = "tests/test_teacher.py::"
@@ -44,7 +44,7 @@ TABLES = {
     "credit.dapo": {
         "negative_scale": NEGATIVE,
         "overlong_buffer_len": shown(f"{CREDITS}test_overlong_replies_are_punished_as_the_paper_says"),
-        "max_num_gen_batches": Flip(a=1, b=3, look=batches, shows=lambda a, b: (a, b) == (1, 3)),
+        "max_num_gen_batches": exact(1, 3, batches),
     },
     "credit.opd": {
         **dict.fromkeys(("base_url", "model", "api_key"), ASKED),

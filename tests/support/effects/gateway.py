@@ -13,7 +13,7 @@ from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plan import resolve
 from agentrig.testing.scripted import scripted_server
-from effects import Flip, Settings, Together
+from effects import Settings, Together, exact
 from effects.run import TOY
 
 
@@ -40,18 +40,14 @@ def seen(settings: Settings) -> dict[str, Any]:
 
 BOTH, PORT = Together(seen), _free_port()
 TABLE = {
-    "use": Flip(
-        a="off",
-        b="on",
-        look=lambda settings: resolve("toy", overrides=[f"gateway.use={settings['use']}"], files=[TOY]).uses_gateway,
-        shows=lambda a, b: (a, b) == (False, True),
+    "use": exact(
+        "off",
+        "on",
+        lambda settings: resolve("toy", overrides=[f"gateway.use={settings['use']}"], files=[TOY]).uses_gateway,
+        (False, True),
     ),
-    "host": BOTH.flip(
-        "host", "127.0.0.1", "127.0.0.2", lambda s: s["host"], lambda a, b: (a, b) == ("127.0.0.1", "127.0.0.2")
-    ),
+    "host": BOTH.exact("host", "127.0.0.1", "127.0.0.2", lambda s: s["host"]),
     "port": BOTH.flip("port", 0, PORT, lambda s: s["port"], lambda a, b: a != PORT and b == PORT),
-    "sampling": BOTH.flip(
-        "sampling", True, False, lambda s: s["sent"].get("temperature"), lambda a, b: (a, b) == (0.7, None)
-    ),
-    "body_mb": BOTH.flip("body_mb", 1, 2, lambda s: s["statuses"], lambda a, b: (a, b) == ([200, 413], [200, 200])),
+    "sampling": BOTH.exact("sampling", True, False, lambda s: s["sent"].get("temperature"), (0.7, None)),
+    "body_mb": BOTH.exact("body_mb", 1, 2, lambda s: s["statuses"], ([200, 413], [200, 200])),
 }

@@ -17,7 +17,7 @@ from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
 from agentrig.settings import structure
 from agentrig.tracing.recording import recording
-from effects import Elsewhere, Flip, Settings
+from effects import Elsewhere, Flip, Settings, exact
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="tiny", api_key="key-1", sampling={"temperature": 0.5})
 TASK = {"question": "seven", "gold": {"text": "okok"}}
@@ -81,10 +81,8 @@ TABLE: dict[str, Flip | Elsewhere] = {
         for test, keys in TESTS.items()
         for key in keys
     },
-    "command": Flip(a="echo 1", b=["echo", "2"], look=run, shows=lambda a, b: (a, b) == (1, 2)),
-    "shell": Flip(
-        a=False, b=True, look=run, shows=lambda a, b: (a, b) == ("!no-answer", 2), beside={"command": "echo $((1+1))"}
-    ),
+    "command": exact("echo 1", ["echo", "2"], run, (1, 2)),
+    "shell": exact(False, True, run, ("!no-answer", 2), beside={"command": "echo $((1+1))"}),
     "answer_url_variable": called_back("answer_url_variable", "AGENTRIG_ANSWER_URL"),
     "answer_key_variable": called_back("answer_key_variable", "AGENTRIG_ANSWER_KEY"),
     "node": Flip(
@@ -139,16 +137,16 @@ LIGHTNING_V1: dict[str, Flip | Elsewhere] = {
         ("agent_class", "folder", "env_map"),
         Elsewhere(f"{V1}::test_a_class_gets_its_variables_and_its_last_reward_counts", "its own test shows it"),
     ),
-    "command": Flip(a=COMMAND, b=OTHER, look=rewarded, shows=lambda a, b: (a, b) == (0.5, 0.125)),
+    "command": exact(COMMAND, OTHER, rewarded, (0.5, 0.125)),
     "python": Elsewhere(
         f"{V1}::test_an_agent_does_the_same_under_the_installed_agent_lightning",
         "it needs a Python with other packages",
     ),
-    "time_s": Flip(
-        a=0.3,
-        b=30.0,
-        look=rewarded,
-        shows=lambda a, b: (a, b) == ("!deadline", 0.5),
+    "time_s": exact(
+        0.3,
+        30.0,
+        rewarded,
+        ("!deadline", 0.5),
         beside={"command": [sys.executable, "-c", f"import time; time.sleep(1); {POSTED}"]},
     ),
 }

@@ -15,7 +15,7 @@ from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
 from agentrig.run.splits import load_splits
 from agentrig.tasks import tasks_of_step
-from effects import ROOT, Elsewhere, Flip, Settings, folder
+from effects import ROOT, Elsewhere, Flip, Settings, exact, folder
 
 TOY = str(ROOT / "tests" / "support" / "toy_plugin.py")
 OWN = str(Path(__file__).with_name("plugin.py"))
@@ -91,13 +91,8 @@ def order(settings: Settings) -> list[str]:
 
 TABLE = {
     "seed": Flip(a=0, b=1, look=order, shows=lambda a, b: a != b and len(a) == len(b)),
-    "name": Flip(a="first", b="second", look=lambda s: place(s).name, shows=lambda a, b: (a, b) == ("first", "second")),
-    "directory": Flip(
-        a=f"{folder()}/one",
-        b=f"{folder()}/two",
-        look=lambda s: str(place(s).parent),
-        shows=lambda a, b: (a, b) == (f"{folder()}/one", f"{folder()}/two"),
-    ),
+    "name": exact("first", "second", lambda s: place(s).name),
+    "directory": exact(f"{folder()}/one", f"{folder()}/two", lambda s: str(place(s).parent)),
     "train": Flip(a="", b="test", look=split("train"), shows=of("test-")),
     "validation": Flip(a="", b="test", look=split("validation"), shows=of("test-")),
     "report": Flip(a="", b="train", look=split("report"), shows=of("train-")),
@@ -110,7 +105,7 @@ TABLE = {
     "reward_budget_s": Elsewhere(
         "tests/test_rewards.py::test_a_reward_that_never_ends_holds_up_nobody", "it shows in a reward's process"
     ),
-    "correct_at": Flip(a=0.4, b=0.6, look=verdict, shows=lambda a, b: (a, b) == (("ok", True), ("ok", False))),
+    "correct_at": exact(0.4, 0.6, verdict, (("ok", True), ("ok", False))),
     "delivery": Elsewhere(
         "tests/proofs/test_delivery.py::test_the_proof_can_be_turned_off", "a run with and without the proof"
     ),
@@ -118,8 +113,6 @@ TABLE = {
         "tests/audit/test_auditing.py::test_the_auditor_can_be_turned_off", "a run with and without the auditor"
     ),
     "second_reward": Elsewhere("tests/run/test_session.py::test_a_run_from_start_to_end", "it needs a run"),
-    "block": Flip(
-        a=[], b=["agentrig-verl"], look=plugin("agentrig-verl"), shows=lambda a, b: (a, b) == ("ok", "blocked")
-    ),
-    "plugins": Flip(a=[], b=[TOY], look=plugin("toy_plugin"), shows=lambda a, b: (a, b) == ("-", "ok")),
+    "block": exact([], ["agentrig-verl"], plugin("agentrig-verl"), ("ok", "blocked")),
+    "plugins": exact([], [TOY], plugin("toy_plugin"), ("-", "ok")),
 }

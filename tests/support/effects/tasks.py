@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from rollouts import trace_of
 
 from agentrig import Outcome, Score, Task
-from effects import Elsewhere, Flip, Settings, Together, config_of, folder, registry
+from effects import Elsewhere, Flip, Settings, Together, config_of, exact, folder, registry
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
@@ -122,11 +122,11 @@ TABLES = {
         ),
     },
     "tasks.spider": {
-        "dir": Flip(
-            a=spider("first"),
-            b=spider("second"),
-            look=lambda s: build("tasks.spider", s).load("dev")[0].input["question"],
-            shows=lambda a, b: (a, b) == ("first", "second"),
+        "dir": exact(
+            spider("first"),
+            spider("second"),
+            lambda s: build("tasks.spider", s).load("dev")[0].input["question"],
+            ("first", "second"),
         ),
     },
     "reward.spider-exec": rewards("reward.spider-exec"),
