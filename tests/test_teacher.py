@@ -105,10 +105,7 @@ def test_a_good_teacher_is_not_refused_and_a_server_that_does_not_tokenize_is_na
     with both(good) as (credit, student):
         credit.ready(student)
     silent = otherwise("/tokenize", {}, 404)
-    with (
-        both(good, silent) as (credit, student),
-        pytest.raises(ConfigError, match=r"tokens can't be compared: POST"),
-    ):
+    with both(good, silent) as (credit, student), pytest.raises(ConfigError, match=r"tokens can't be compared: POST"):
         credit.ready(student)
 
 

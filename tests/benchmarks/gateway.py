@@ -14,9 +14,9 @@ import http.client
 import json
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -60,12 +60,9 @@ def cpu_s(pid: int) -> float:
 
 def at_once(work: Callable[[int], None], clients: int) -> float:
     """Do work in several threads; return the wall seconds."""
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(clients)]
     start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(work, range(clients)))
     return time.perf_counter() - start
 
 

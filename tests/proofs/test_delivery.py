@@ -339,10 +339,7 @@ def test_an_export_answers_as_the_learner_did(model: Path, tmp_path: Path, setti
     ],
 )
 def test_the_report_has_a_line_about_delivery(seen: dict[str, Any], level: str, text: str, tmp_path: Path) -> None:
-    files = {
-        "summary.json": {"delivery": seen},
-        "manifest.json": {"components": {"algorithm": {"name": "apo"}}},
-    }
+    files = {"summary.json": {"delivery": seen}, "manifest.json": {"components": {"algorithm": {"name": "apo"}}}}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "algorithm": {}}) + "\n", "utf-8")

@@ -270,10 +270,7 @@ FAULTS = {
         link="text", where="runner", code=TAP, names="the client got another message than the one that is recorded"
     ),
     "the tap cuts the messages before they are recorded": Fault(
-        link="text",
-        where="runner",
-        code=PREPARED,
-        names="the client sent other messages than those that are recorded",
+        link="text", where="runner", code=PREPARED, names="the client sent other messages than those that are recorded"
     ),
     "sampled at half the temperature": Fault(
         link="distribution",
@@ -688,12 +685,7 @@ FAULTS = {
     ),
     "the last weights are saved as those of the start, the best": Fault(
         link="weights",
-        settings=(
-            "algorithm.lr=1e-8",
-            "algorithm.final=best",
-            "algorithm.validate_every=1",
-            "run.validation_tasks=6",
-        ),
+        settings=("algorithm.lr=1e-8", "algorithm.final=best", "algorithm.validate_every=1", "run.validation_tasks=6"),
         code="from agentrig.run import loop\n"
         "def take_best(self, step):\n"
         "    assert self.best.step == 0\n"

@@ -43,11 +43,7 @@ def completion(number: int | str, body: Mapping[str, Any], answers: Mapping[str,
     reply = reply_to(body["messages"], answers)
     prompt_ids = list("".join(m["content"] for m in body["messages"]).encode())
     ids = list(reply.encode())
-    choice: dict[str, Any] = {
-        "index": 0,
-        "message": {"role": "assistant", "content": reply},
-        "finish_reason": "stop",
-    }
+    choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
     found: dict[str, Any] = {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",

@@ -11,8 +11,9 @@ import ast
 import atexit
 import inspect
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,17 @@ class Elsewhere:
         )
         assert key in text, f"{place} {key}: neither {self.test} nor its table names it"
         assert self.reason
+
+
+def shown_by(file: str, tests: Mapping[str, Iterable[str]], reason: str = "it has a test") -> dict[str, Elsewhere]:
+    """Return the entries of keys that tests of a file show, by key."""
+    return {key: Elsewhere(f"{file}::{test}", reason) for test, keys in tests.items() for key in keys}
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @attrs.frozen

@@ -95,10 +95,7 @@ TABLE = {
         a=64, b=2048, look=lambda s: ask()(s).check, shows=lambda a, b: "animal-29" in b and "animal-29" not in a
     ),
     "reply_truncate": Flip(
-        a=64,
-        b=4096,
-        look=lambda s: ask(LONG)(s).check.count("no such animal 19"),
-        shows=lambda a, b: b == a + 1,
+        a=64, b=4096, look=lambda s: ask(LONG)(s).check.count("no such animal 19"), shows=lambda a, b: b == a + 1
     ),
     "max_tokens": exact(7, 8, lambda s: {r["max_completion_tokens"] for r in ask()(s).bodies}, ({7}, {8})),
     "query_timeout_s": Flip(
@@ -109,10 +106,7 @@ TABLE = {
     ),
     "max_rows": exact(3, 1000, lambda s: ask()(s).check.count("animal-"), (3, 30)),
     "timeout": Flip(
-        a=0.2,
-        b=600.0,
-        look=lambda s: ask(wish="[sleep=0.8]")(s).error,
-        shows=lambda a, b: "Timeout" in a and not b,
+        a=0.2, b=600.0, look=lambda s: ask(wish="[sleep=0.8]")(s).error, shows=lambda a, b: "Timeout" in a and not b
     ),
     "max_retries": exact(0, 1, lambda s: len(ask(wish="[status=503]")(s).bodies), (1, 2)),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,15 +12,8 @@ from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plan import resolve
 from agentrig.testing.scripted import scripted_server
-from effects import Settings, Together, exact
+from effects import Settings, Together, exact, free_port
 from effects.run import TOY
-
-
-def _free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.2", 0))
-        port: int = own.getsockname()[1]
-        return port
 
 
 def seen(settings: Settings) -> dict[str, Any]:
@@ -38,7 +30,7 @@ def seen(settings: Settings) -> dict[str, Any]:
         return {"host": where.hostname, "port": where.port, "statuses": statuses, "sent": model.bodies()[0]}
 
 
-BOTH, PORT = Together(seen), _free_port()
+BOTH, PORT = Together(seen), free_port("127.0.0.2")
 TABLE = {
     "use": exact(
         "off",

@@ -194,10 +194,7 @@ def places(settings: Settings) -> tuple[bool, str]:
 
 TABLE = {
     "moments": Flip(
-        a="device",
-        b="host",
-        look=places,
-        shows=lambda a, b: (a[0], b[0]) == (False, True) and a[1] == b[1],
+        a="device", b="host", look=places, shows=lambda a, b: (a[0], b[0]) == (False, True) and a[1] == b[1]
     ),
     "optimizer": exact("adamw", "adamw8bit", moments, ({"torch.float32"}, {"torch.uint8"})),
     "lr": Flip(

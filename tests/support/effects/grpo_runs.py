@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache, partial
@@ -27,7 +26,7 @@ from agentrig.run.drawing import RULES, Group
 from agentrig.run.loop import Loop
 from agentrig.run.training import train
 from agentrig.tasks import Task
-from effects import Elsewhere, Flip, Settings, Together, config_of, folder
+from effects import Elsewhere, Flip, Settings, Together, config_of, folder, free_port
 from effects.run import OWN, overrides
 
 PLACE = "algorithm.grpo"
@@ -98,13 +97,6 @@ def asked(rows: list[dict[str, Any]], field: str) -> set[Any]:
 
 
 RUNS = Together(run)
-
-
-def free_port() -> int:
-    """Return a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def serve(settings: Settings) -> Mapping[str, Any]:
@@ -188,11 +180,7 @@ TABLE = {
         shows=lambda a, b: a[0] == 0.5 and min(a[1], b[0]) > 0.6,
     ),
     "recheck_every": Flip(
-        a=2,
-        b=8,
-        look=drawn,
-        shows=lambda a, b: 0.5 < a < b - 0.1,
-        beside={"task_sampling": "skip-solved"},
+        a=2, b=8, look=drawn, shows=lambda a, b: 0.5 < a < b - 0.1, beside={"task_sampling": "skip-solved"}
     ),
     "group_size": RUNS.exact(
         "group_size",
@@ -259,5 +247,5 @@ RUN_TABLE = {
         False,
         lambda r: [line.get("delivery") is not None for line in r["lines"]],
         lambda a, b: all(a) and not any(b),
-    ),
+    )
 }

@@ -57,9 +57,7 @@ def budget(name: str, settings: Settings) -> float:
 
 
 TABLES = {
-    "hardware.cpu": {
-        "threads": exact(1, 3, threads, ((1, "1"), (3, "3"))),
-    },
+    "hardware.cpu": {"threads": exact(1, 3, threads, ((1, "1"), (3, "3")))},
     "hardware.cuda": {
         "attention": exact("sdpa", "eager", attention, (("sdpa", NAME), ("eager", "eager"))),
         "memory_gib": exact(0, 24, lambda s: budget("cuda", s), (80.0, 23.25)),

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from rollouts import trace_of
 
 from agentrig import Outcome, Score, Task
-from effects import Elsewhere, Flip, Settings, Together, config_of, exact, folder, registry
+from effects import Elsewhere, Flip, Settings, Together, config_of, exact, folder, registry, shown_by
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
@@ -106,9 +106,7 @@ TABLE = {
 }
 
 TABLES = {
-    "tasks.table": {
-        key: Elsewhere(f"tests/test_tables.py::{test}", "it has a test") for test, keys in TABLE.items() for key in keys
-    },
+    "tasks.table": shown_by("tests/test_tables.py", TABLE),
     "tasks.mini-sql": {
         "seed": MINI.flip(
             "seed", 0, 1, lambda seen: seen, lambda a, b: a["questions"] != b["questions"] and a["rows"] != b["rows"]
@@ -127,7 +125,7 @@ TABLES = {
             spider("second"),
             lambda s: build("tasks.spider", s).load("dev")[0].input["question"],
             ("first", "second"),
-        ),
+        )
     },
     "reward.spider-exec": rewards("reward.spider-exec"),
     "reward.spider-exec-strict": {
