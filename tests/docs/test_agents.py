@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentrig_agent_match import AgentMatch, AgentMatchConfig
 from click.testing import CliRunner
 from quick import quick_first
 from replay_llm import replay_server
@@ -76,6 +77,11 @@ def test_a_plugin_of_the_page_answers_and_is_recorded(tmp_path: Path, endpoint: 
 def test_a_plugin_of_the_page_lets_errors_of_the_model_through(tmp_path: Path, file: str) -> None:
     dead = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     assert ran(tmp_path, file, dead, question="How many?").outcome.failure == "llm-error"
+
+
+def test_agent_match_trains_what_the_page_says(tmp_path: Path, endpoint: Endpoint) -> None:
+    trace = ran(tmp_path, "plan_first.py", endpoint, question="How many?").trace
+    assert [t.node for t in AgentMatch(AgentMatchConfig())(trace)] == ["write"]
 
 
 def test_the_picture_is_printed(tmp_path: Path) -> None:
