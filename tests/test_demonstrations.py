@@ -111,10 +111,7 @@ def call(arguments: Any) -> dict[str, Any]:
         (call("[1]"), "are no JSON object: f('[1]')"),
         ({"messages": [ASKED, SAID], "tools": [{"name": "add"}]}, "a tool is not of the form"),
         ({"messages": [ASKED, SAID], "tools": TOOL}, "a tool is not of the form"),
-        (
-            {"messages": [ASKED, {"role": "assistant", "tool_calls": {"function": {"name": "f"}}}]},
-            "a tool call is not of",
-        ),
+        ({"messages": [ASKED, {"role": "assistant", "tool_calls": {"function": 1}}]}, "a tool call is not of"),
         ({"messages": [ASKED, {**SAID, "content": "\ud83d"}]}, "holds half of a UTF-16 character: \\ud83d"),
         ({"messages": [ASKED, SAID], "more": float("inf")}, "holds NaN or an infinite number"),
         ({"messages": [ASKED, SAID], "task": 7}, "task is no text: 7"),

@@ -95,10 +95,7 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ("runners.steps=1", 'has no key "steps". It is a key of [algorithm]: write algorithm.steps.'),
         ("algorithm.deadline_s=9", 'has no key "deadline_s". It is a key of [runners]: write runners.deadline_s.'),
         ("run.match=x", 'has no key "match". It is a key of [adapter]: write adapter.match.'),
-        (
-            "algorithm.threads=2",
-            'has no key "threads". It is a key of [runners] and [hardware]: write runners.threads or hardware.threads.',
-        ),
+        ("algorithm.threads=2", "It is a key of [runners] and [hardware]: write runners.threads or hardware.threads."),
         ("algorithm.lora_alpha=3", 'has no key "lora_alpha". It is a key of grpo'),
         ("algoritm.steps=3", 'there is no section "algoritm". Did you mean "algorithm"?'),
         ("algorithm.keys.a=text", "keys = {'a': 'text'} does not fit toy-number"),
@@ -109,24 +106,15 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ("algorithm.steps", "is not an override"),
         (f"run.seed={'1' * 5000}", "run.seed has a whole number of more than 4300 digits"),
         (f"run.seed={'[' * 2000}", "run.seed is nested too deep"),
-        (
-            "hardware.thread=2",
-            f'[hardware] cpu (agentrig {version("agentrig")}) has no key "thread". Did you mean "threads"?',
-        ),
+        ("hardware.thread=2", f'[hardware] cpu (agentrig {version("agentrig")}) has no key "thread". Did you mean'),
         ("runners.n=100000", "'n' must be <= 1024: 100000"),
         ("runners.threads=100000", "'threads' must be <= 1024: 100000"),
         ("algorithm.report=True", "expected true or false (measure before and after)\n  Write algorithm.report=true"),
         ("algorithm.report='False'", "Write algorithm.report=false"),
-        (
-            'algorithm.change="2e-6"',
-            "expected a number (the weight change that it reports)\n  Write algorithm.change=2e-6",
-        ),
+        ('algorithm.change="2e-6"', "Write algorithm.change=2e-6"),
         ("algorithm.steps='7'", "Write algorithm.steps=7"),
         ("algorithm.steps=1e2", "Write algorithm.steps=100"),
-        (
-            "run.block=core",
-            "[run] block = 'core' must be a list of strings\n  Write block = [\"core\"]; on the command",
-        ),
+        ("run.block=core", 'must be a list of strings\n  Write block = ["core"]; on the command'),
     ],
 )
 def test_a_wrong_key_names_the_right_one(
@@ -332,10 +320,8 @@ def test_nested_keys_reach_into_tables(toy_plan: Callable[..., Plan]) -> None:
 
 def test_overrides_join_the_table_of_a_run_file(file: Callable[[str], str], toy_file: str) -> None:
     path = file("[algorithm.keys]\na = 1\nb = 2\n")
-    assert resolve(path, files=[toy_file], overrides=["algorithm.keys.b=5"]).configs["algorithm"].keys == {
-        "a": 1,
-        "b": 5,
-    }
+    plan = resolve(path, files=[toy_file], overrides=["algorithm.keys.b=5"])
+    assert plan.configs["algorithm"].keys == {"a": 1, "b": 5}
 
 
 def test_the_resolved_configuration_resolves_to_itself(toy_plan: Callable[..., Plan], tmp_path: Path) -> None:
@@ -354,9 +340,8 @@ def test_the_resolved_configuration_resolves_to_itself(toy_plan: Callable[..., P
 
 
 def test_settings_without_a_value_are_left_out_of_toml() -> None:
-    assert tomllib.loads(to_toml({"run": {"a": None, "b": (1, 2), "c": {"d": None}}})) == {
-        "run": {"b": [1, 2], "c": {}}
-    }
+    text = to_toml({"run": {"a": None, "b": (1, 2), "c": {"d": None}}})
+    assert tomllib.loads(text) == {"run": {"b": [1, 2], "c": {}}}
 
 
 @attrs.frozen(kw_only=True)

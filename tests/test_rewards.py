@@ -78,16 +78,10 @@ def test_a_score_cannot_contradict_itself(fields: dict[str, Any], said: str) -> 
 def test_a_value_is_a_number_that_training_can_sum_and_square(value: float) -> None:
     with pytest.raises((ValueError, OverflowError)):
         Score.ok(value)
-    with pytest.raises(
-        ValueError, match=r"must lie between -1e\+09 and 1e\+09, so that sums .* stay finite .*: (scale it|give)"
-    ):
+    cure = "give Score.invalid" if value != value else "scale it"
+    with pytest.raises(ValueError, match=rf"must lie between -1e\+09 and 1e\+09, .*: {cure}"):
         Score(status="ok", value=value)
     assert Score.ok(-1e9).value == -1e9
-
-
-def test_the_cure_for_nan_is_no_scale() -> None:
-    with pytest.raises(ValueError, match=r"value is nan; .*: give Score.invalid\(WHY\) where there is no number"):
-        Score.ok(float("nan"))
 
 
 @pytest.mark.parametrize("part", [float("nan"), float("inf"), -float("inf"), np.float32("nan"), 10**400])
@@ -108,13 +102,6 @@ def test_a_text_is_no_number(value: Any) -> None:
     ):
         with pytest.raises(TypeError, match=r"^a score's (value|component part) is .*; give a number$"):
             made()
-
-
-@pytest.mark.parametrize("correct", ["no", "yes", [], 1j])
-def test_what_is_correct_is_true_or_false(correct: Any) -> None:
-    with pytest.raises(ValueError, match="use True, False or None"):
-        Score.ok(1.0, correct=correct)
-    assert Score.ok(1.0, correct=np.bool_(True)).correct is True
 
 
 class Fickle(Score):
@@ -258,14 +245,6 @@ def test_components_and_details_are_mappings() -> None:
             Score(status="ok", value=1.0, **fields)  # type: ignore[arg-type]
 
 
-def test_scores_come_in_the_order_of_the_outcomes() -> None:
-    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
-        time.sleep(0.02 * (task.private["gold"] % 3))
-        return Score.ok(task.private["gold"])
-
-    assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS)] == list(range(12))
-
-
 def test_outcomes_are_scored_concurrently() -> None:
     meet = threading.Barrier(4, timeout=5)
 
@@ -300,16 +279,9 @@ def test_a_reward_that_raises_is_invalid_for_that_outcome_alone() -> None:
     third = Task(id="2", input={}, private={"gold": 2}, place="gold.csv, line 4")
     scores = Scorer(reward, budget_s=5)([*ITEMS[:2], (third, Outcome(answer="2"))])
     assert [s.status for s in scores] == ["ok", "invalid", "invalid"]
-    assert re.search(
-        r"^the reward raised KeyError: 'db' \(test_rewards\.py:\d+ in reward\); the task has nothing in input and gold "
-        r"in private$",
-        scores[1].details["reason"],
-    )
-    assert (
-        scores[2]
-        .details["reason"]
-        .endswith('; the task\'s gold is a number: to read it from a CSV file as text, set tasks.text=["gold"]')
-    )
+    said = [score.details.get("reason", "") for score in scores]
+    assert re.search(r"KeyError: 'db' \(test_rewards\.py:\d+ in reward\); the task has .* gold in private$", said[1])
+    assert said[2].endswith('set tasks.text=["gold"]')
     made = Task(id="2", input={}, private={"gold": 2})
     for task, answer in ((made, "2"), (third, {"total": 43})):  # no file has the number, or it may be the answer's
         (score,) = Scorer(reward, budget_s=5)([(task, Outcome(answer=answer))])
@@ -332,10 +304,7 @@ def test_a_reward_that_exits_is_invalid_at_once() -> None:
 def test_the_error_of_a_reward_that_returns_a_number_says_what_to_return() -> None:
     score = Scorer(lambda t, o, b: 1.0, budget_s=5)(ITEMS[:1])[0]  # type: ignore[arg-type,return-value]
     assert score.status == "invalid"
-    assert (
-        score.details["reason"]
-        == "the reward returned float; it must return an agentrig.Score, for example Score.ok(0.5)"
-    )
+    assert "the reward returned float; it must return an agentrig.Score" in score.details["reason"]
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -387,29 +356,6 @@ def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan],
         assert "the reward's process is killed: task" in caplog.text
         assert [s.value for s in scorer(rollouts[6:])] == [1.0, 0.0] * 3
     assert time.monotonic() - start < 60
-
-
-@pytest.mark.slow
-def test_a_score_of_the_rewards_process_has_its_details_and_what_is_correct(toy_plan: Callable[..., Plan]) -> None:
-    plan = toy_plan("reward.odd=true")
-    task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    with contextlib.closing(plan.scorer()) as scorer:
-        (score,) = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r"))])
-    assert (score.value, score.correct) == (1.0, True)
-    assert "half" in str(score.details)
-
-
-@pytest.mark.slow
-def test_a_process_that_judges_too_long_is_killed_with_the_words_of_a_reward(
-    toy_plan: Callable[..., Plan], caplog: pytest.LogCaptureFixture
-) -> None:
-    plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
-    task = Task(id="test-3", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
-    with contextlib.closing(plan.scorer()) as scorer:
-        (score,) = scorer([(task, Outcome(answer="spin"), Trace(rollout_id="r"))])
-    assert score.status == "invalid"
-    said = "the reward's process is killed: task test-3 ran past the budget of 0.5 s (run.reward_budget_s)"
-    assert caplog.messages == [said]
 
 
 HARMS = """
@@ -519,6 +465,14 @@ def test_a_reward_that_holds_the_interpreter_loses_one_score(tmp_path: Path, nam
     assert "the reward's process is killed: task t2 ran past the budget of 1 s (run.reward_budget_s)" in said
 
 
+def test_only_the_outcome_that_held_the_interpreter_is_late(tmp_path: Path) -> None:
+    """Those judged beside it took as long: which one it was is known once each has a process."""
+    holds = [f"ctypes.PyDLL(None).usleep({2_000_000 if i == 3 else 50_000})" for i in range(6)]
+    ((*others, late, fifth, sixth),), _ = harmed(tmp_path, "harm", "0.4", repr(holds))
+    assert [value for value, _ in (*others, fifth, sixth)] == [0.0, 1.0, 2.0, 4.0, 5.0]
+    assert late[0] is None
+
+
 STOPS = "threading.Timer(0.3, os.kill, (os.getpid(), 19)).start()"
 """Stops the process by SIGSTOP after the answer has left it."""
 
@@ -622,36 +576,6 @@ def test_a_score_that_comes_back_after_the_budget_does_not_count(many: bool) -> 
         RewardWorker(made, 0.1).run_job(Job(id="0", input=ITEMS[3:4], endpoint=NOWHERE))
 
 
-HELD = """
-import ctypes, sys
-from agentrig import Outcome, RewardSpec, Score, Task, hookimpl
-from agentrig.runners.reward_process import RewardPlan
-from agentrig.runners.scorer import Scorer
-from agentrig.traces import Trace
-
-def held(task, outcome, budget_s):
-    ctypes.PyDLL(None).usleep(2_000_000 if task.id == "3" else 50_000)
-    return Score.ok(1.0)
-
-@hookimpl
-def register_rewards():
-    yield RewardSpec(name="held", summary="Holds the interpreter.", build=lambda config: held)
-
-if __name__ == "__main__":
-    judge = Scorer(held, budget_s=0.4, plan=RewardPlan(name="held", config={}, files=(sys.argv[0],), budget_s=0.4))
-    items = [(Task(id=str(i), input={}), Outcome(answer="a"), Trace(rollout_id="r")) for i in range(6)]
-    print(*(score.status for score in judge(items)))
-    judge.close()
-"""
-
-
-def test_only_the_outcome_that_held_the_interpreter_is_late(tmp_path: Path) -> None:
-    """Those judged beside it took as long: which one it was is known once each has a process."""
-    (tmp_path / "held.py").write_text(HELD)
-    done = subprocess.run([sys.executable, tmp_path / "held.py"], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["ok"] * 3 + ["invalid"] + ["ok"] * 2, done.stderr
-
-
 COMES_BACK = """
 import os
 from agentrig import Outcome, Score, Task
@@ -691,12 +615,6 @@ class _Batch:
     def score_many(self, items: Sequence[tuple[Task, Outcome]], budget_s: float) -> Any:
         self.calls += 1
         return self.answer(items)
-
-
-def test_a_batch_is_scored_in_one_call() -> None:
-    reward = _Batch(lambda items: [Score.ok(t.private["gold"]) for t, _ in items])
-    assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS)] == list(range(12))
-    assert reward.calls == 1
 
 
 def endless(items: Sequence[Any]) -> Iterator[Score]:
@@ -814,8 +732,6 @@ def test_an_empty_batch() -> None:
     ("answer", "status"), [(0.5, "ok"), (1, "ok"), (True, "ok"), ("1", "invalid"), (None, "invalid")]
 )
 def test_the_reward_own_takes_the_agents_number(answer: Any, status: str) -> None:
-    from agentrig.plugins.builtin import own
-
     score = own(ITEMS[0][0], Outcome(answer=answer), 1.0, Trace(rollout_id="r"))
     assert score.status == status
     if status == "invalid":
@@ -841,13 +757,9 @@ def test_the_reward_own_takes_the_last_reward_that_was_given_if_no_number_is_ret
 
 def test_the_reward_own_names_the_failed_call_that_an_agent_hid() -> None:
     """`LitSQLAgent` catches the error and returns None."""
-    from agentrig.plugins.builtin import own
-
     refused = Span(id="1", parent=None, name=LLM_CALL, start=0, end=1, error="HTTP 401: another key", attributes={})
     score = own(ITEMS[0][0], Outcome(), 1.0, Trace(rollout_id="r", spans=(refused,)))
-    assert score.details["reason"].endswith(
-        "returned None, after a call to the model that failed: HTTP 401: another key"
-    )
+    assert score.details["reason"].endswith("a call to the model that failed: HTTP 401: another key")
 
 
 def test_a_reward_that_replaces_what_a_command_uses_in_its_threads_ends_it() -> None:

@@ -38,7 +38,6 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture(autouse=True)
 def _no_masks() -> Iterator[None]:
-    """Remove the secrets of earlier tests."""
     text._masks.clear()
     yield
     text._masks.clear()
@@ -46,7 +45,6 @@ def _no_masks() -> Iterator[None]:
 
 @pytest.fixture
 def plan(model: ModelServer, tmp_path: Path, toy_file: str, monkeypatch: pytest.MonkeyPatch) -> MakePlan:
-    """Resolve the recipe `toy` with the agent that has a secret."""
     monkeypatch.setenv("TOY_TOOL_KEY", KEY)
 
     def make(*overrides: str, agent: str = "look") -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,18 +29,17 @@ class Model(LocalServer):
     def __init__(self, answer: Answer) -> None:
         super().__init__(Answering)
         self.answer = answer
-        self.keys = set[str]()
+        self.keys, self.models = set[str](), set[str]()
 
 
 class Answering(QuietHandler):
-    """Answers what `Model.answer` says."""
-
     server: Model
 
     def do_POST(self) -> None:
-        """Answer."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.keys.add(self.headers["Authorization"])
-        self.reply(*self.server.answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        self.server.models.add(body["model"])
+        self.reply(*self.server.answer(self.path, body))
 
 
 def scores(ids: list[int], of: Callable[[int], Any] = lambda token: -token / 100) -> Any:
@@ -72,10 +72,7 @@ def otherwise(path: str, reply: Any, status: int = 200) -> Answer:
 
 SCORING = "/v1/completions"
 BAD: dict[str, tuple[Answer, str]] = {
-    "another tokenizer": (
-        otherwise("/tokenize", {"tokens": [1, 2, 3]}),
-        rf"has 3 tokens there and {len(TRIAL.encode())}",
-    ),
+    "another tokenizer": (otherwise("/tokenize", {"tokens": [1, 2, 3]}), rf"3 tokens there and {len(TRIAL.encode())}"),
     "tokens in another order": (
         otherwise("/tokenize", lambda text: {"tokens": [*text.encode()[:5], 1, *text.encode()[6:]]}),
         "they differ from token 5 on",
@@ -84,14 +81,8 @@ BAD: dict[str, tuple[Answer, str]] = {
     "an empty answer": (otherwise("/tokenize", {"tokens": []}), r"makes 0 of a text of"),
     "no scores": (otherwise(SCORING, {"choices": [{"text": "hi"}]}), "its answer has no prompt_logprobs"),
     "no such route": (otherwise(SCORING, {}, 404), "404"),
-    "a probability above 1": (
-        otherwise(SCORING, lambda ids: scores(ids, lambda _: 0.5)),
-        "log-probability 0.5, which is",
-    ),
-    "not a number": (
-        otherwise(SCORING, lambda ids: scores(ids, lambda _: "NaN")),
-        "log-probability nan, which is none",
-    ),
+    "a probability above 1": (otherwise(SCORING, lambda ids: scores(ids, lambda _: 0.5)), "log-probability 0.5, which"),
+    "not a number": (otherwise(SCORING, lambda ids: scores(ids, lambda _: "NaN")), "log-probability nan, which"),
     "always the same": (otherwise(SCORING, lambda ids: scores(ids, lambda _: -2.0)), "-2 for each of"),
     "scores of other tokens": (otherwise(SCORING, lambda ids: scores([t + 1 for t in ids])), "no prompt_logprobs"),
     "one score too few": (otherwise(SCORING, lambda ids: scores(ids[:-1])), "no prompt_logprobs"),
@@ -114,10 +105,7 @@ def test_a_good_teacher_is_not_refused_and_a_server_that_does_not_tokenize_is_na
     with both(good) as (credit, student):
         credit.ready(student)
     silent = otherwise("/tokenize", {}, 404)
-    with (
-        both(good, silent) as (credit, student),
-        pytest.raises(ConfigError, match=r"tokens can't be compared: POST"),
-    ):
+    with both(good, silent) as (credit, student), pytest.raises(ConfigError, match=r"tokens can't be compared: POST"):
         credit.ready(student)
 
 
@@ -134,9 +122,26 @@ def test_it_scores_what_was_sampled_after_its_prompt() -> None:
     with serving(Model(good)) as teacher:
         credit = Distillation(TeacherConfig(base_url=teacher.url, model="t", api_key=Secret("k")))
         found = worths_of_calls(credit, step())
-    assert teacher.keys == {"Bearer k"}
+    assert (teacher.keys, teacher.models) == ({"Bearer k"}, {"t"})
     assert credit.heard == {("r", "c0"): (-0.3, -0.4), ("r", "c1"): (-0.5,)}
     assert found == [[pytest.approx([0.2, -0.15]), pytest.approx([0.5])], []]
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_as_many_calls_are_scored_at_once_as_concurrency_says(most: int) -> None:
+    under_way, seen = list[int](), list[int]()
+
+    def slowly(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        under_way.append(1)
+        seen.append(len(under_way))
+        time.sleep(0.1)
+        under_way.pop()
+        return good(path, body)
+
+    with serving(Model(slowly)) as teacher:
+        credit = Distillation(TeacherConfig(base_url=teacher.url, model="t", concurrency=most))
+        worths_of_calls(credit, [attrs.evolve(made, id=f"r{i}") for i in range(4) for made in step()[:1]])
+    assert (max(seen) > 1) == (most > 1)
 
 
 def test_one_that_is_away_for_a_moment_is_asked_again_and_one_that_stays_away_ends_the_run(

@@ -46,7 +46,6 @@ def listed(made: Environment) -> dict[str, Any]:
 
 
 def own_tests(made: Environment, kind: str) -> str:
-    """Run a package's own tests."""
     folder = str(made.folder / f"agentrig-my-{kind}" / "tests")
     # In its own folder there is one package; here are several, without a file that makes them one.
     return made.run("pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist", folder)

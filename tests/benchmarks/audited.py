@@ -77,7 +77,6 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> None:
-    """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--jobs", type=int, default=1)
@@ -139,7 +138,6 @@ def audited(folder: Path, name: str, keys: tuple[str, ...], options: argparse.Na
 
 
 def figures(run: Path) -> dict[str, Any]:
-    """Return what the auditor said of a run."""
     ratios: dict[str, float] = {}
     faults, unseen, seconds = [], {}, {}
     for file in sorted((run / "audit").glob("verdicts-*.json")):

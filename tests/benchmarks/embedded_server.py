@@ -5,8 +5,8 @@
 Without --model it is a random Qwen2 of the size of `mini` (hidden 128, 4 layers, 4 heads, 2 KV heads, FFN 384,
 1300 tokens). Requests come in groups of 8 with the same prompt of 100 tokens and ask for 25 tokens, log-probabilities
 and token ids. The server is asked over HTTP by a client of a few lines in this process. Beside it, `generate` (padded
-batches) and `generate_batch` (transformers' continuous batching) get token ids and give token ids, without HTTP, text
-or log-probabilities. CPU seconds are the server's own, or this process's.
+batches) gets token ids and gives token ids, without HTTP, text or log-probabilities. CPU seconds are the server's own,
+or this process's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ def random_model(directory: Path) -> Path:
 
 
 def prompts(n: int) -> list[str]:
-    """Return texts of `PROMPT` words, each of them `GROUP` times."""
     rng = random.Random(0)
     texts = [" ".join(f"w{rng.randrange(1297)}" for _ in range(PROMPT)) for _ in range(-(-n // GROUP))]
     return [text for text in texts for _ in range(GROUP)][:n]
@@ -100,7 +99,6 @@ async def ask(server: Any, texts: list[str], connections: int, reply: int) -> in
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return user and system seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -149,31 +147,6 @@ def generate_side(directory: Path, arguments: argparse.Namespace) -> list[dict[s
     return rows
 
 
-def continuous_side(directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure transformers' continuous batching, sampling as the server does."""
-    import torch
-    from agentrig_grpo import checkpoint
-    from transformers import GenerationConfig
-
-    torch.set_num_threads(arguments.threads)
-    dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
-    tokenizer = checkpoint.load_tokenizer(directory)
-    model = checkpoint.load_model(directory, dtype=dtype, device=arguments.device)
-    config = GenerationConfig(
-        max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=True, eos_token_id=-1, pad_token_id=0
-    )
-    rows = []
-    for n in (64, 256):
-        ids = [tokenizer(text)["input_ids"] for text in prompts(n)]
-        start, cpu = time.perf_counter(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        answers = model.generate_batch(inputs=ids, generation_config=config)
-        wall = time.perf_counter() - start
-        cpu = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - cpu
-        tokens = sum(len(answer.generated_tokens) for answer in answers.values())
-        rows.append(row(f"generate_batch, {n} requests, {REPLY} tokens", tokens, n, wall, cpu))
-    return rows
-
-
 def row(what: str, tokens: int, requests: int, wall: float, cpu: float, reply: int = REPLY) -> dict[str, Any]:
     """Return one line of the table; raises SystemExit if a side gave fewer tokens than it was asked for."""
     if tokens < 0.95 * requests * reply:  # the server may end a reply: its random model draws the end in 1 of 1,300
@@ -188,7 +161,6 @@ def row(what: str, tokens: int, requests: int, wall: float, cpu: float, reply: i
 
 
 def main() -> None:
-    """Measure both sides, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Hugging Face directory; default: a random one")
     parser.add_argument("--device", default="cpu")
@@ -197,7 +169,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = arguments.model or random_model(Path(folder))
-        rows = [r for side in (server_side, generate_side, continuous_side) for r in side(directory, arguments)]
+        rows = [r for side in (server_side, generate_side) for r in side(directory, arguments)]
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return

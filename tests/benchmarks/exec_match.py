@@ -1,4 +1,4 @@
-"""CPU seconds a pair of the official evaluator's steps and of `ExecMatch`, side by side, and how ExecMatch scales.
+"""CPU seconds a pair of the official evaluator's steps and of `ExecMatch`.
 
     python tests/benchmarks/exec_match.py [--pairs FILE] [--official PATH] [--repeat N] [--json]
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -24,7 +23,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +53,6 @@ def strip_distinct(sql: str) -> str:
 
 
 def execute(path: str, sql: str) -> list[tuple[Any, ...]] | Exception:
-    """Run a query on a connection of its own."""
     sql = re.sub(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", "2020", sql, flags=re.IGNORECASE)
     connection = sqlite3.connect(path)
     connection.text_factory = lambda data: data.decode(errors="ignore")
@@ -189,50 +186,7 @@ def close_workers() -> None:
     WORKERS.close()
 
 
-def threads(pairs: Sequence[Pair], count: int, repeat: int) -> tuple[float, float]:
-    """Return pairs a second, and CPU milliseconds a pair, with so many threads and warm golds."""
-    judge = ours()
-    for pair in pairs:
-        judge(*pair)
-    start, cpu = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(lambda pair: judge(*pair), list(pairs) * repeat, chunksize=8))
-    done = len(pairs) * repeat
-    return done / (time.perf_counter() - start), 1e3 * (time.process_time() - cpu) / done
-
-
-def _process(pairs: Sequence[Pair], repeat: int, ready: Any, go: Any, done: Any) -> None:
-    judge = ours()
-    for pair in pairs:
-        judge(*pair)
-    ready.put(None)
-    go.wait()
-    start, cpu = time.perf_counter(), time.process_time()
-    for pair in list(pairs) * repeat:
-        judge(*pair)
-    done.put((time.perf_counter() - start, time.process_time() - cpu))
-    close_workers()
-
-
-def processes(pairs: Sequence[Pair], count: int, repeat: int) -> tuple[float, float]:
-    """Return pairs a second, and CPU milliseconds a pair, with so many processes, each with golds of its own."""
-    context = multiprocessing.get_context("spawn")
-    ready, done, go = context.Queue(), context.Queue(), context.Event()
-    running = [context.Process(target=_process, args=(pairs, repeat, ready, go, done)) for _ in range(count)]
-    for process in running:
-        process.start()
-    for _ in running:
-        ready.get()
-    go.set()
-    times = [done.get() for _ in running]
-    for process in running:
-        process.join()
-    judged = len(pairs) * repeat * count
-    return judged / max(wall for wall, _ in times), 1e3 * sum(cpu for _, cpu in times) / judged
-
-
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, default=None, help="a JSON-lines file as exec_pairs.jsonl")
     parser.add_argument("--official", default=None, help="folder of the official code (exec_eval.py)")
@@ -255,10 +209,6 @@ def main() -> None:
         cpu += cpu_seconds() - close_cpu
         best[name] = min(best.get(name, (cpu, wall)), (cpu, wall))
 
-    def fastest(rate: Callable[[Sequence[Pair], int, int], tuple[float, float]], count: int) -> dict[str, float]:
-        runs = [rate(pairs, count, 2) for _ in range(options.repeat)]
-        return {"pairs_a_second": max(run[0] for run in runs), "cpu_ms": min(run[1] for run in runs)}
-
     for _ in range(options.repeat):
         keep("official", official)
         judge = ours()
@@ -275,8 +225,6 @@ def main() -> None:
         "warm_cpu_ms": 1e3 * best["warm"][0] / len(pairs),
         "cold_times_fewer": best["official"][0] / best["cold"][0],
         "warm_times_fewer": best["official"][0] / best["warm"][0],
-        "by_processes": {str(n): fastest(processes, n) for n in (1, 2)},
-        "by_threads": {str(n): fastest(threads, n) for n in (1, 2, 4, 8)},
         "cpus": usable_cores(),
         "sqlite": sqlite3.sqlite_version,
         "python": sys.version.split()[0],

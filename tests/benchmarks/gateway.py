@@ -1,13 +1,10 @@
-"""The gateway: CPU per call beside a direct call, and rollouts a second through it.
+"""The gateway: CPU milliseconds a call, of the gateway's process.
 
-    python tests/benchmarks/gateway.py                        both
-    python tests/benchmarks/gateway.py --calls 2000           CPU milliseconds a call, of the gateway's process
-    python tests/benchmarks/gateway.py --rollouts 600         rollouts a second of the stub benchmark, tap and gateway
+    python tests/benchmarks/gateway.py [--calls 2000]
 
 The calls are those of the reference agent: prompts of 400 letters and answers of 30 tokens, from the replay server, by
 clients in threads over connections that they keep. The gateway's seconds are its process's CPU time, read before and
 after: what a call costs beside a direct one, which has no such process between.
-Rollouts are those of `tests/benchmarks/rollouts.py`: the graph of langgraph-sql, one write and one check each.
 """
 
 from __future__ import annotations
@@ -15,12 +12,11 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +25,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.rollouts import ANSWERS, QUESTION, cpu_s, make_database, measure
+from benchmarks.rollouts import ANSWERS, QUESTION
 from replay_llm import replay_server
 
 from agentrig.endpoints import Endpoint
@@ -57,14 +53,16 @@ def ask(endpoint: Endpoint, calls: int, *, ids: bool) -> None:
     connection.close()
 
 
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def at_once(work: Callable[[int], None], clients: int) -> float:
     """Do work in several threads; return the wall seconds."""
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(clients)]
     start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(work, range(clients)))
     return time.perf_counter() - start
 
 
@@ -96,40 +94,12 @@ def cost_of_calls(address: str, calls: int) -> None:
         print(f"open and close: {1e3 * spent / 400:.3f} ms in the gateway, {1e3 * own / 400:.3f} ms in the runner")
 
 
-def rates(address: str, database: Path, count: int, runners: Sequence[int], repeats: int) -> None:
-    """Print rollouts a second through tap and gateway, and the CPU of each process."""
-    (server,) = (p.pid for p in psutil.Process().children() if "replay_llm" in " ".join(p.cmdline()))
-    named = "CPU ms a rollout: gateway, runners, run, replay server; sum"
-    print(f"{'runners':>7} {'through':>8} {'rollouts/s':>10}   {named}")
-    for n in runners:
-        sides: dict[str, list[dict[str, Any]]] = {"agentrig": [], "gateway": []}
-        for _ in range(repeats):
-            for side, results in sides.items():
-                results.append(measure(side, n, count, address, database, threads=2, server=server))
-        for side, results in sides.items():
-            assert all(r["good"] == count for r in results), [r["good"] for r in results]
-            parts = [
-                statistics.median(r["cpu_ms"][p] for r in results) for p in ("gateway", "runners", "run", "server")
-            ]
-            rate, total = statistics.median(r["rate"] for r in results), sum(parts)
-            words = "  ".join(f"{part:.2f}" for part in (*parts, total))
-            print(f"{n:>7} {'tap' if side == 'agentrig' else side:>8} {rate:>10.1f}   {words}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--calls", type=int, default=0)
-    parser.add_argument("--rollouts", type=int, default=0)
-    parser.add_argument("--runners", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--calls", type=int, default=2000)
     options = parser.parse_args()
-    everything = not (options.calls or options.rollouts)
     with tempfile.TemporaryDirectory() as name, replay_server(ANSWERS, Path(name)) as address:
-        database = make_database(Path(name))
-        if options.calls or everything:
-            cost_of_calls(address, options.calls or 2000)
-        if options.rollouts or everything:
-            rates(address, database, options.rollouts or 600, options.runners, options.repeats)
+        cost_of_calls(address, options.calls)
 
 
 if __name__ == "__main__":

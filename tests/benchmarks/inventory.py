@@ -85,7 +85,6 @@ class Questions:
     roles = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012
 
     def load(self, split: str) -> list[Task]:
-        """Return the tasks of a split."""
         rng = random.Random("inventory")
         facts = [(item, kind, store) for item in STOCK for kind in WORDINGS for store in STORES]
         rng.shuffle(facts)
@@ -129,7 +128,6 @@ def task_of(name: str, text: str, item: str, kind: str, store: str) -> Task:
 
 
 def tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
-    """Return a tool as the model is shown it."""
     parameters = {"type": "object", "properties": {key: {"type": "string"} for key in arguments}}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -207,25 +205,21 @@ def _read(arguments: str) -> Any:
 
 @hookimpl
 def register_tasks() -> Any:
-    """Register the tasks."""
     yield TasksSpec(name="inventory", summary="Questions about a stock.", build=lambda config: Questions())
 
 
 @hookimpl
 def register_agents() -> Any:
-    """Register the agent."""
     yield AgentSpec(name="clerk", summary="Asks three tools.", build=lambda config: clerk, preload=("openai",))
 
 
 @hookimpl
 def register_rewards() -> Any:
-    """Register the reward."""
     yield RewardSpec(name="inventory", summary="Right calls, and the answer.", build=lambda config: score)
 
 
 @hookimpl
 def register_recipes() -> Any:
-    """Register the recipe."""
     yield RecipeSpec(
         name="inventory",
         summary="Learns to answer questions about a stock, on two cores.",

@@ -55,7 +55,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def model_of(shape: str, device: str) -> Any:
-    """Return a random model."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     values = dict(SHAPES[shape])
@@ -68,7 +67,6 @@ def model_of(shape: str, device: str) -> Any:
 
 
 def samples_of(options: argparse.Namespace, vocabulary: int) -> list[TrainSample]:
-    """Return a step's calls."""
     rng = random.Random(0)
 
     def tokens(n: int) -> list[int]:

@@ -112,7 +112,6 @@ def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Callabl
 
 
 def main() -> None:
-    """Make the runs, and print the table."""
     parser = arguments(__doc__, "runs")
     parser.add_argument("--recipe", choices=list(RECIPES), default="mini")
     parser.add_argument("--model", type=Path, help="the directory of the first model")

@@ -22,11 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from replay_llm import replay_server
@@ -49,13 +46,9 @@ def make_database(folder: Path) -> Path:
     return path
 
 
-def agentrig_side(
-    address: str, database: Path, runners: int, count: int, *, memory: bool, threads: int, server: int, through: bool
-) -> dict[str, Any]:
-    """Run rollouts, with `through` by way of a gateway; return their rate and each process's CPU ms a rollout."""
+def agentrig_side(address: str, database: Path, runners: int, count: int, *, memory: bool) -> dict[str, Any]:
+    """Run rollouts; return their rate, or the memory of the processes."""
     from agentrig.endpoints import Endpoint
-    from agentrig.gateway.process import Gateway
-    from agentrig.gateway.settings import GatewaySettings
     from agentrig.plugins.loading import load
     from agentrig.rewards import Score
     from agentrig.runners.engine import RolloutEngine
@@ -69,52 +62,40 @@ def agentrig_side(
     preload = registry.find("agent", "langgraph-sql").spec.preload
     spec = registry.find("adapter", "agent-match").spec
     plan = AgentPlan(name="langgraph-sql", config={})
-    pool = Pool(plan, n=runners, threads=threads, deadline_s=60, retries=1, preload=preload)
+    pool = Pool(plan, n=runners, threads=1, deadline_s=60, retries=1, preload=preload)
     endpoint = Endpoint(base_url=address, model="replay", sampling={"temperature": 0}, token_ids=True)
     tasks = [
         Task(id=str(i), input={"question": QUESTION, "db_id": "music", "database": str(database)}) for i in range(count)
     ]
     found: dict[str, Any] = {}
 
-    with Gateway(GatewaySettings()) if through else nullcontext() as gateway:
-        runtime = Runtime(pool, gateway=gateway)
-        engine = RolloutEngine(
-            runtime,
-            scorer=Scorer(lambda task, outcome, budget: Score.ok(1.0), budget_s=5),
-            adapter=spec.build(spec.config()),
-        )
+    runtime = Runtime(pool)
+    engine = RolloutEngine(
+        runtime,
+        scorer=Scorer(lambda task, outcome, budget: Score.ok(1.0), budget_s=5),
+        adapter=spec.build(spec.config()),
+    )
 
-        def body() -> None:
-            engine.run(tasks[: 4 * runners], n=1, endpoint=endpoint, step=0, mode="train")
-            if memory:
-                found["memory"] = []
-                for i in range(0, count, 250):
-                    engine.run(tasks[i : i + 250], n=1, endpoint=endpoint, step=1, mode="train")
-                    sizes = [resident(os.getpid()), *(resident(p) for p in pool.processes())]
-                    found["memory"].append((i + 250, sizes[0], max(sizes[1:])))
-                return
-            pids = {"run": [os.getpid()], "runners": pool.processes(), "server": [server] if server else []}
-            pids["gateway"] = [gateway.pid] if gateway else []
-            before = {name: sum(map(cpu_s, own)) for name, own in pids.items()}
-            rollouts = engine.run(tasks, n=1, endpoint=endpoint, step=1, mode="train")
-            found["cpu_ms"] = {n: 1e3 * (sum(map(cpu_s, own)) - before[n]) / count for n, own in pids.items()}
-            first = min(r.start for r in rollouts)
-            last = max(r.start + r.duration_s for r in rollouts)
-            good = [r for r in rollouts if r.failure is None and r.triplets and len(r.trace.llm_calls()) == CALLS]
-            found.update(rollouts=len(rollouts), good=len(good), rate=len(rollouts) / (last - first))
+    def body() -> None:
+        engine.run(tasks[: 4 * runners], n=1, endpoint=endpoint, step=0, mode="train")
+        if memory:
+            found["memory"] = []
+            for i in range(0, count, 250):
+                engine.run(tasks[i : i + 250], n=1, endpoint=endpoint, step=1, mode="train")
+                sizes = [resident(os.getpid()), *(resident(p) for p in pool.processes())]
+                found["memory"].append((i + 250, sizes[0], max(sizes[1:])))
+            return
+        rollouts = engine.run(tasks, n=1, endpoint=endpoint, step=1, mode="train")
+        first = min(r.start for r in rollouts)
+        last = max(r.start + r.duration_s for r in rollouts)
+        good = [r for r in rollouts if r.failure is None and r.triplets and len(r.trace.llm_calls()) == CALLS]
+        found.update(rollouts=len(rollouts), good=len(good), rate=len(rollouts) / (last - first))
 
-        runtime.run(body)
+    runtime.run(body)
     return found
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
 def resident(pid: int) -> float:
-    """Return a process's resident memory in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -178,30 +159,10 @@ def free_port() -> int:
 
 
 def measure(
-    side: str,
-    runners: int,
-    count: int,
-    address: str,
-    database: Path,
-    *,
-    memory: bool = False,
-    threads: int = 1,
-    server: int = 0,
+    side: str, runners: int, count: int, address: str, database: Path, *, memory: bool = False
 ) -> dict[str, Any]:
-    """Run one side in a fresh process.
-
-    Args:
-        side: `agentrig`, `gateway` for agentrig with a gateway before the model's server, or `lightning`.
-        runners: Runner processes.
-        count: Rollouts.
-        address: The model's server.
-        database: The database that the question is about.
-        memory: Whether to measure the memory instead.
-        threads: Rollouts at once in each runner of agentrig.
-        server: The process of the model's server, whose CPU time is read too; 0 for none.
-    """
+    """Run one side, `agentrig` or `lightning`, in a fresh process; with `memory` measure that instead."""
     command = [sys.executable, __file__, "--side", side, "--runners", str(runners), "--rollouts", str(count)]
-    command += ["--threads", str(threads), "--server", str(server)]
     command += ["--address", address, "--database", str(database)] + (["--with-memory"] if memory else [])
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=1800)
@@ -218,9 +179,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", type=int, default=0, metavar="ROLLOUTS")
-    parser.add_argument("--side", choices=("agentrig", "gateway", "lightning"))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--server", type=int, default=0)
+    parser.add_argument("--side", choices=("agentrig", "lightning"))
     parser.add_argument("--address")
     parser.add_argument("--database", type=Path)
     parser.add_argument("--with-memory", action="store_true")
@@ -231,8 +190,7 @@ def main() -> None:
         if options.side == "lightning":
             result = lightning_side(*arguments)
         else:
-            more = {"memory": options.with_memory, "threads": options.threads, "server": options.server}
-            result = agentrig_side(*arguments, through=options.side == "gateway", **more)
+            result = agentrig_side(*arguments, memory=options.with_memory)
         print("RESULT " + json.dumps({**result, "wall_s": time.time() - started}), flush=True)
         return
     with tempfile.TemporaryDirectory() as name, replay_server(ANSWERS, Path(name)) as address:

@@ -65,14 +65,7 @@ class Wrong(Exception):
 
 @attrs.define
 class Soak:
-    """One run under faults.
-
-    Attributes:
-        folder: Where run, model and temporary files go.
-        steps: Of the run.
-        seed: Of the faults.
-        other: URL of the server that is not the run's.
-    """
+    """One run under faults; `other` is the URL of the server that is not the run's."""
 
     folder: Path
     steps: int
@@ -86,12 +79,10 @@ class Soak:
 
     @property
     def run(self) -> Path:
-        """The run directory."""
         return self.folder / "runs" / "soak"
 
     @property
     def tmp(self) -> Path:
-        """The temporary folder of all launches."""
         return self.folder / "t"
 
     def draw(self) -> None:
@@ -102,7 +93,6 @@ class Soak:
             self.events += [(step, name) for name, rate in {**RATES, **loud}.items() if rng.random() < rate]
 
     def launch(self) -> None:
-        """Start the run, or go on with it."""
         command = [str(Path(sys.executable).with_name("agentrig")), "train"]
         if (self.run / "config.toml").is_file():
             command += ["--resume", str(self.run)]
@@ -252,7 +242,6 @@ class Soak:
         return {"from step": first[0][0], "first and last": found}
 
     def audited(self) -> str:
-        """Audit the last step."""
         words = [str(Path(sys.executable).with_name("agentrig")), "audit", str(self.run), "--json"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=300)
         found = [each["result"] for one in json.loads(done.stdout or "[]") for each in one["verdicts"]]
@@ -356,7 +345,6 @@ def run(soak: Soak, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the soak."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

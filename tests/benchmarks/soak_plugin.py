@@ -35,13 +35,10 @@ chance = random.Random(f"{GIVEN['seed']} {os.getpid()}")
 
 
 class Words:
-    """Short texts."""
-
     splits = ("train", "test")
     roles = {"train": "train", "report": "test"}  # noqa: RUF012
 
     def load(self, split):
-        """Return 64 tasks."""
         return [Task(id=f"{split}-{i}", input={"text": f"word {i} " * (1 + i % 4)}) for i in range(64)]
 
 
@@ -127,17 +124,14 @@ def reward(task, outcome, budget_s):
 
 @hookimpl
 def register_tasks():
-    """Register `soak-words`."""
     yield TasksSpec(name="soak-words", summary="Short texts.", build=lambda config: Words())
 
 
 @hookimpl
 def register_agents():
-    """Register `soak-agent`."""
     yield AgentSpec(name="soak-agent", summary="Misbehaves.", environment=("SOAK",), build=lambda config: agent)
 
 
 @hookimpl
 def register_rewards():
-    """Register `soak-sums`."""
     yield RewardSpec(name="soak-sums", summary="Fails now and then.", build=lambda config: reward)

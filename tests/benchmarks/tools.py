@@ -21,7 +21,6 @@ STARTS = {"starter": [], "new": ["--parameters", "1.4e6"]}
 
 
 def main() -> None:
-    """Make the runs, and print the table."""
     parser = arguments(__doc__, "runs/tools")
     parser.add_argument("--starts", default="starter,new")
     options, say = parsed(parser)

@@ -69,7 +69,6 @@ def _below(run: psutil.Process) -> list[psutil.Process]:
 
 
 def trained(folder: Path, seed: int, words: Sequence[str], cores: Sequence[int] = ()) -> dict[str, Any]:
-    """Train once; return the figures."""
     folder.mkdir()
     settings = [f"run.seed={seed}", f"run.directory={folder}", "run.name=run", *words]
     command = [sys.executable, "-m", "agentrig", "train", "mini", "--hardware", "cpu", *settings]
@@ -129,7 +128,6 @@ def cores_of(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to N - 1")
     parser.add_argument("--seed", action="append", type=int, help="this seed; may be repeated; in place of --seeds")

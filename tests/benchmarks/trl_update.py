@@ -165,7 +165,6 @@ def theirs(rows: list[dict[str, Any]], steps: int, batch: int, clock: str) -> li
 
 
 def side(arguments: argparse.Namespace, name: str, python: str, file: Path, batch: int = 0) -> list[float]:
-    """Measure one side in a process of its own."""
     command = [python, __file__, "--side", name, "--file", str(file), "--steps", str(arguments.steps)]
     command += ["--clock", arguments.clock]
     environment = {
@@ -182,7 +181,6 @@ def side(arguments: argparse.Namespace, name: str, python: str, file: Path, batc
 
 
 def main() -> None:
-    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl", help="the Python that has TRL")
     parser.add_argument("--batch", default="16,32,64", help="TRL's rows in one pass; several with commas")

@@ -1,7 +1,7 @@
 """Log-probabilities and update of verl's engines on GPUs, without Ray and rollouts: verl's own, and shared tokens.
 
     python tests/benchmarks/verl_engine.py [--engines forest,verl] [--shape 1.5b|18m] [--rows 32x4x816+128 …]
-        [--tokens 49152] [--micro 16] [--repeat 3] [--gpus 1] [--no-checkpointing] [--profile] [--work DIR]
+        [--tokens 49152] [--micro 16] [--repeat 3] [--gpus 1] [--no-checkpointing] [--work DIR]
 
 Rows are TASKSxNxPROMPT+RESPONSE random tokens. The engines are `forest`, `verl`, and `packed`: verl's own on rows
 without padding, the second layout without shared tokens. The engine with shared tokens runs passes of `--tokens`
@@ -9,9 +9,8 @@ tokens (0: as many as `--micro` rows allow); verl's own runs micro-batches of `-
 fewer rows where they are longer, with agentrig's log-probabilities of tokens. An update is forward, PPO loss,
 backward, clipping and AdamW. Prints one JSON object for each engine and shape: the median seconds, tokens, peak memory,
 and how far the log-probabilities of the first shape are from those of the first engine; further than `APART` is an
-error, and so is another loss of the first update. `--profile` adds where the
-seconds of one more update go, by CPU and by GPU. With `--gpus N` the engines are sharded (FSDP) over N processes, and
-each gets an equal share of the tasks; a time is that of the slowest, and tokens are those of all.
+error, and so is another loss of the first update. With `--gpus N` the engines are sharded (FSDP) over N processes,
+and each gets an equal share of the tasks; a time is that of the slowest, and tokens are those of all.
 """
 
 from __future__ import annotations
@@ -136,20 +135,6 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
             updated = engine.train_batch(data, loss)
         updating.append(wait() - start)
         losses.append(sum(updated["loss"]))
-    if arguments.profile:
-        from torch.profiler import ProfilerActivity, profile
-
-        data = batch_of(rows, **settings)
-        start = wait()
-        with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if CUDA else [])]) as seen:
-            with engine.train_mode():
-                engine.train_batch(data, loss)
-            wait()
-        print(f"profiled update: {wait() - start:.3f} s", flush=True)
-        by = "self_device_time_total" if CUDA else "self_cpu_time_total"
-        print(seen.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=60), flush=True)
-        if CUDA:
-            print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=15, max_name_column_width=60))
     seconds = statistics.median(updating[1:])
     lengths = [len(prompt) + len(response) for prompt, response, _ in rows]
     figures = {
@@ -190,7 +175,6 @@ def group(work: Path) -> Any:
 
 
 def start_ranks(count: int, work: Path) -> None:
-    """Run this command in `count` processes that share one model; end with the first status that is not 0."""
     shared = {
         **os.environ,
         "WORLD_SIZE": str(count),
@@ -227,7 +211,6 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--gpus", type=int, default=1, help="processes that share the model and the tasks")
     parser.add_argument("--no-checkpointing", action="store_true")
-    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")

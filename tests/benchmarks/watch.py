@@ -93,17 +93,14 @@ class Server:
         self.link = found[1]
 
     def rss_mb(self) -> float:
-        """Return its resident memory."""
         return float(psutil.Process(self.process.pid).memory_info().rss / 1e6)
 
     def close(self) -> None:
-        """End it."""
         self.process.terminate()
         self.process.wait(20)
 
 
 def seconds(client: httpx.Client, path: str, **query: str) -> float:
-    """Return how long an answer takes."""
     start = time.perf_counter()
     reply = client.get(path, params=query or None)
     assert reply.status_code == 200, reply.text
@@ -138,7 +135,6 @@ def views(place: Path, name: str, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=1000, help="of each prompt in the large run")

@@ -41,12 +41,9 @@ ELSEWHERE = {
 SHOWN = (
     (r"^tasks → agent", "a drawing of the data flow"),
     (
-        r"^agentrig-runs-sql is|^16 passed|^└── score|^measuring held-out|^Successfully built",
-        "what the commands of docs/tutorials/publish-it.md print; test_tutorials.py compares it",
-    ),
-    (
-        r"^(retry|short)_sql\.py has|^agent retry_sql\.py|^reward short_sql\.py|^agentrig-shop-assistant is",
-        "what the commands of the other tutorials print; test_tutorials.py compares it",
+        r"^agentrig-runs-sql is|^16 passed|^└── score|^measuring held-out|^Successfully built"
+        r"|^(retry|short)_sql\.py has|^agent retry_sql\.py|^reward short_sql\.py|^agentrig-shop-assistant is",
+        "what the commands of the tutorials print; test_tutorials.py compares it",
     ),
     (r"^queries-cut: finished", "what agentrig why prints; tests/view/test_recorded_runs.py compares it"),
     (r"^prices\.toml:", "a price table; tests/view/test_comparison.py reads such ones"),

@@ -43,10 +43,7 @@ NOT_RUN = (
     (r"^uvx |--find-links wheels", "tests/test_wheels.py makes the wheels, and runs `agentrig train` from them"),
     (r"^agentrig watch|--watch\b", "it serves until Ctrl-C; tests/view/test_watch.py asks its page"),
     (r"^tensorboard ", "it serves until Ctrl-C"),
-    (
-        r"runs-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$",
-        "tests/docs/test_tutorials.py runs the page",
-    ),
+    (r"runs-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$", "test_tutorials.py runs the page"),
     (r"^python -m build", "tests/docs/test_tutorials.py runs it"),
     (r"^agentrig validate ", "tests/docs/test_tutorials.py runs those of tutorials; others name files of the reader"),
     (r"^agentrig new ", "the package is there already; tests/test_wheels.py runs it"),
@@ -57,10 +54,7 @@ NOT_RUN = (
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
     (r"^agentrig warmup|algorithm\.model=models/", "it takes minutes; tests/run/test_warmup.py makes a model"),
-    (
-        r"examples/programs",
-        "it needs a model or packages; tests/external/test_examples.py runs the programs",
-    ),
+    (r"examples/programs", "it needs a model or packages; tests/external/test_examples.py runs the programs"),
     (r"agent\.url=", "it needs a service; tests/docs/test_service_page.py runs that of the page"),
     (r"^agentrig data spider", "Spider's download is not included; test_spider_tasks.py converts a copy of its form"),
     (r"agentrig_langgraph_sql|OPENAI_BASE_URL", "test_langgraph_sql_readme.py runs it against a server"),
@@ -68,10 +62,7 @@ NOT_RUN = (
     (r"credit\.base_url=", "it needs a teacher's server; tests/test_teacher.py has one"),
     (r"^ray start|--runners ray", "it needs the address of a cluster; plugins/agentrig-ray/tests have one"),
     (r"runners\.n=0", "it waits for runners from elsewhere; test_late_runners.py of agentrig-lightning has some"),
-    (
-        r"train_sql_agent\.py|tests/upstream|AGENTRIG_AGENT_LIGHTNING",
-        "it needs files of Agent Lightning; agentrig-lightning's tests run them",
-    ),
+    (r"train_sql_agent\.py|tests/upstream|AGENTRIG_AGENT_LIGHTNING", "agentrig-lightning's tests run these files"),
     (r"runs/queries-cut", "tests/view/test_recorded_runs.py asks about that run"),
     (r"--step 12", "the run that the pages share has one step"),
     (r"tasks\.file=orders\.csv", "it needs a file of the reader; tests/test_tables.py reads such files"),
@@ -81,12 +72,7 @@ NOT_RUN = (
 )
 """What is parsed and not run, by a regular expression on the command, with the reason."""
 
-FEW = (
-    "algorithm.steps=1",
-    "algorithm.tasks_per_step=8",
-    "run.validation_tasks=8",
-    "run.report_tasks=16",
-)
+FEW = ("algorithm.steps=1", "algorithm.tasks_per_step=8", "run.validation_tasks=8", "run.report_tasks=16")
 """Appended to every `agentrig train` that is run: the page's command takes minutes."""
 
 CHEAP = re.compile(r"^agentrig (plugins|dev|doctor(?! mini$)|data)\b")
@@ -133,13 +119,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = list(sys.path)
     sys.path += map(str, ROOT.glob("examples/*/src"))  # for those that have several modules
     with chdir(folder):
-        for kind, name in (
-            ("reward", "my-reward"),
-            ("reward", "runs-sql"),
-            ("agent", "one-query"),
-            ("domain", "shop-assistant"),
-        ):
-            new(kind, name)
+        for name in ("my-reward", "runs-sql"):
+            new("reward", name)
+        new("agent", "one-query")
+        new("domain", "shop-assistant")
     for file in (
         *ROOT.glob("examples/*/src/*/__init__.py"),
         *ROOT.glob("src/agentrig/templates/*/src/*/__init__.py"),

@@ -12,7 +12,6 @@ from tests.support.notebook import FILE, executed
 
 
 def cells() -> list[dict[str, Any]]:
-    """Return the cells, each with its text."""
     notebook = json.loads(FILE.read_text("utf-8"))
     assert (notebook["nbformat"], notebook["metadata"]["language_info"]) == (4, {"name": "python"})
     return [{**cell, "source": "".join(cell["source"])} for cell in notebook["cells"]]

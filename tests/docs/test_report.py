@@ -26,7 +26,6 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text("u
 
 
 def named(section: str) -> set[str]:
-    """The names in the first column of the table below a heading."""
     table = PAGE.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}

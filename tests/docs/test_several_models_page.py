@@ -41,7 +41,6 @@ def _connections_end() -> Iterator[None]:
 
 
 def written(folder: Path) -> str:
-    """Save the page's agent."""
     (text,) = (b.text for b in blocks() if b.page == PAGE and b.language == "python")
     (folder / "two_roles.py").write_text(text)
     return str(folder / "two_roles.py")

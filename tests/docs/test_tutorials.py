@@ -16,11 +16,8 @@ PUBLISH, AGENT, REWARD, DOMAIN = (
 LAPTOP = ROOT / "docs" / "how-to" / "laptop.md"
 
 FEW = (
-    "algorithm.steps=2",
-    "algorithm.tasks_per_step=8",
-    "algorithm.group_size=4",
-    "run.validation_tasks=8",
-    "run.report_tasks=16",
+    *("algorithm.steps=2", "algorithm.tasks_per_step=8", "algorithm.group_size=4"),
+    *("run.validation_tasks=8", "run.report_tasks=16"),
 )
 """After every `agentrig train` that is executed here: the page's command takes minutes."""
 
@@ -43,7 +40,6 @@ def test_a_page_shows_what_agentrig_new_prints(page: Path, tmp_path: Path, monke
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """A new environment with the wheels."""
     return wheels(tmp_path_factory.mktemp("reader"))
 
 

@@ -331,33 +331,18 @@ def test_an_export_answers_as_the_learner_did(model: Path, tmp_path: Path, setti
     [
         (
             {"on": True, "proofs": 52, "arrived": 52, "difference": 3e-6, "bound": 9e-5, "tensors": 26},
-            "ok",
-            "the model's server answered with the new weights 52 of 52 times: log-probabilities differ by at most "
-            "3e-06 (bound 9e-05), 26 tensors equal bit by bit",
+            *("ok", "new weights 52 of 52 times: log-probabilities differ by at most 3e-06 (bound 9e-05), 26 tensors"),
         ),
-        (
-            {"on": True, "proofs": 2, "arrived": 1},
-            "warn",
-            "the model's server answered with the new weights 1 of 2 times",
-        ),
-        (
-            {"on": True, "proofs": 0},
-            "warn",
-            "nothing shows that the trained weights arrived at the model's server: apo has no learner that could be "
-            "asked",
-        ),
-        ({"on": False, "proofs": 0}, "warn", "nothing shows that the trained weights arrived: run.delivery is false"),
+        ({"on": True, "proofs": 2, "arrived": 1}, "warn", "new weights 1 of 2 times"),
+        ({"on": True, "proofs": 0}, "warn", "arrived at the model's server: apo has no learner that could be asked"),
+        ({"on": False, "proofs": 0}, "warn", "arrived: run.delivery is false"),
     ],
 )
 def test_the_report_has_a_line_about_delivery(seen: dict[str, Any], level: str, text: str, tmp_path: Path) -> None:
-    files = {
-        "summary.json": {"delivery": seen},
-        "manifest.json": {"components": {"algorithm": {"name": "apo"}}},
-    }
+    files = {"summary.json": {"delivery": seen}, "manifest.json": {"components": {"algorithm": {"name": "apo"}}}}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "algorithm": {}}) + "\n", "utf-8")
     found = diagnose(tmp_path)
-    assert [
-        (f.level, f.text) for f in (*found.warnings, *found.checks) if "new weights" in f.text or "arrived" in f.text
-    ] == [(level, text)]
+    (line,) = [f for f in (*found.warnings, *found.checks) if "new weights" in f.text or "arrived" in f.text]
+    assert (line.level, text in line.text) == (level, True)

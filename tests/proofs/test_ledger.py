@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,193 +22,153 @@ from agentrig.errors import AgentrigError, RunStopped
 from agentrig.run.loop import Loop
 from agentrig.runners.engine import RolloutEngine
 
-Patch = pytest.MonkeyPatch
-Plant = Callable[[Patch], None]
-FAULTS: dict[str, tuple[Plant, str]] = {}
-"""The faults, and their messages."""
+Change = Callable[..., Any]
 
 
-def fault(said: str) -> Callable[[Plant], Plant]:
-    """Add a fault to the list; its name is the function's."""
-
-    def add(plant: Plant) -> Plant:
-        FAULTS[plant.__name__] = (plant, said)
-        return plant
-
-    return add
-
-
-def around(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
+def around(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Change) -> None:
     """Change what a function returns: `change(result, *arguments)`."""
     real = getattr(owner, name)
-
-    def wrapped(*arguments: Any, **more: Any) -> Any:
-        return change(real(*arguments, **more), *arguments)
-
-    patch.setattr(owner, name, wrapped)
+    patch.setattr(owner, name, lambda *arguments, **more: change(real(*arguments, **more), *arguments))
 
 
-# --- engine and adapter ---
-
-WHERE = r"rollout ro-\w+, task task-\d, node \w+, call c-\w+"
-ADAPTER = "the adapter agent-match does not train what was sampled"
-ALGORITHM = "what the algorithm grpo did with its 30 calls"
+def of_each(change: Callable[[Any], Any]) -> Change:
+    """Return a change of each triplet."""
+    return lambda found, *_: [change(triplet) for triplet in found]
 
 
-@fault("16 rollouts were asked for, 15 came back")
-def a_rollout_is_lost(patch: Patch) -> None:
-    around(patch, RolloutEngine, "run", lambda found, *_: found[:-1])
+def swapped(found: Sequence[Any], *_: Any) -> list[Any]:
+    return [attrs.evolve(a, prompt_ids=b.prompt_ids) for a, b in zip(found, reversed(found), strict=True)]
 
 
-@fault("16 rollouts were asked for, 16 came back; returned more than once: ro-\\w+")
-def a_rollout_comes_back_twice(patch: Patch) -> None:
-    around(patch, RolloutEngine, "run", lambda found, *_: [*found[:-1], found[0]])
-
-
-@fault(f"{ADAPTER}.\n  15 x a call that it did not report as left out has no triplet: {WHERE}")
-def a_call_that_matches_is_not_kept(patch: Patch) -> None:
-    around(patch, AgentMatch, "__call__", lambda found, *_: found[1:])
-
-
-@fault(f"{ADAPTER}.\n  15 x a call gave more than one triplet: {WHERE}")
-def a_call_gives_two_triplets(patch: Patch) -> None:
-    around(patch, AgentMatch, "__call__", lambda found, *_: [*found, found[0]])
-
-
-@fault(f"{ADAPTER}.\n  30 x a triplet does not have its call's tokens: {WHERE} \\(2 response tokens, \\d were recorded")
-def a_response_is_cut_by_the_adapter(patch: Patch) -> None:
-    cut = lambda found, *_: [attrs.evolve(t, response_ids=t.response_ids[:2], logprobs=None) for t in found]  # noqa: E731
-    around(patch, AgentMatch, "__call__", cut)
-
-
-@fault(f"{ADAPTER}.\n  30 x a triplet does not have its call's tokens: {WHERE} \\(its prompt differs from token 3 on")
-def prompts_are_swapped(patch: Patch) -> None:
-    def swap(found: Sequence[Any], *_: Any) -> list[Any]:
-        return [attrs.evolve(a, prompt_ids=b.prompt_ids) for a, b in zip(found, reversed(found), strict=True)]
-
-    around(patch, AgentMatch, "__call__", swap)
-
-
-@fault(f"{ADAPTER}.\n  30 x a triplet does not have its call's tokens: {WHERE} \\(its log-probabilities differ")
-def log_probabilities_are_shifted(patch: Patch) -> None:
-    def shifted(found: Sequence[Any], *_: Any) -> list[Any]:
-        return [attrs.evolve(t, logprobs=tuple(p - 0.01 for p in t.logprobs)) for t in found]
-
-    around(patch, AgentMatch, "__call__", shifted)
-
-
-@fault(f"{ADAPTER}.\n  15 x a triplet belongs to no recorded call of its rollout: rollout ro-\\w+, task task-0, span n")
-def a_triplet_is_made_up(patch: Patch) -> None:
-    around(patch, AgentMatch, "__call__", lambda found, *_: [*found, attrs.evolve(found[0], span_id="nine")])
-
-
-# --- algorithm ---
-
-
-@fault(f"{ALGORITHM}.*\n  15 x a call got lost: neither trained, masked nor dropped: {WHERE} \\(\\d tokens\\)")
-def a_call_gets_no_sample(patch: Patch) -> None:
-    around(patch, Loop, "_samples", lambda found, *_: (found[0][::2], found[1]))
-
-
-@fault(f"{ALGORITHM}.*\n  \\d+ x a part of a call's response got lost: {WHERE} \\(4 of \\d tokens\\)")
-def responses_are_cut_at_a_maximum_length(patch: Patch) -> None:
-    cut = lambda found, *_: ([attrs.evolve(s, response_ids=s.response_ids[:4]) for s in found[0]], [])  # noqa: E731
-    around(patch, Loop, "_samples", cut)
-
-
-@fault("step 2: .*\n.*x a call was trained that no trace of this step has: rollout ro-\\w+, call c-write_query")
-def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
+def of_the_first_step() -> Change:
+    """Return a change of samples to those that the first step had."""
     first: list[Any] = []
 
     def stale(found: Any, *_: Any) -> Any:
         first.append(found)
         return first[0]
 
-    around(patch, Loop, "_samples", stale)
+    return stale
 
 
-@fault(
-    f"{ALGORITHM}.*\n  22 x a call was dropped for a reason that its group's rewards contradict, zero-advantage: "
-    f"{WHERE} \\(its reward is 0, those of its group are 0, 1, 0, 1\\)"
-)
-def all_advantages_are_zero(patch: Patch) -> None:
-    around(patch, credit, "advantages", lambda found, *_: [0.0] * len(found))
+def without_a_sample(batch: Any, *_: Any) -> Any:
+    held = batch.sample != batch.sample[-1]
+    held[: int(batch.place[-1]) + 1] |= not held.any()  # a batch of one sample stays
+    parts = {name: getattr(batch, name)[held] for name in ("of", "targets", "sample", "place")}
+    return attrs.evolve(batch, **parts)
 
 
-# --- learner ---
+def masked(out: TokenLoss, logprobs: Any, *_: Any) -> TokenLoss:
+    keep = logprobs.new_ones(len(logprobs))
+    keep[::5] = 0
+    return attrs.evolve(out, loss=out.loss * keep)
 
 
-@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
-def a_micro_batch_is_left_out(patch: Patch) -> None:
-    around(patch, learner, "packed", lambda found, *_: list(found)[:-1])
+def of_later_epochs() -> Change:
+    """Return a change of mini-batches: all but the first epoch's leave a group out."""
+    epochs = itertools.count()
+
+    def some(found: Any, self: Learner, samples: Any) -> list[list[int]]:
+        first = next(epochs) == 0
+        return [[i for i in places if first or samples[i].group != samples[0].group] for places in found]
+
+    return some
 
 
-@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
-def a_sample_is_lost_when_a_batch_is_made(patch: Patch) -> None:
-    def lose(batch: Any, *_: Any) -> Any:
-        held = batch.sample != batch.sample[-1]
-        held[: int(batch.place[-1]) + 1] |= not held.any()  # a batch of one sample stays
-        parts = {name: getattr(batch, name)[held] for name in ("of", "targets", "sample", "place")}
-        return attrs.evolve(batch, **parts)
-
-    around(patch, learner, "collate", lose)
-
-
-@fault(f"{ALGORITHM}.*\n  \\d+ x a part of a call's response got lost: {WHERE}")
-def a_mask_removes_tokens_inside_the_loss(patch: Patch) -> None:
-    def mask(out: TokenLoss, logprobs: Any, *_: Any) -> TokenLoss:
-        keep = logprobs.new_ones(len(logprobs))
-        keep[::5] = 0
-        return attrs.evolve(out, loss=out.loss * keep)
-
-    around(patch, learner, "token_losses", mask)
-
-
-@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
-def a_samples_weight_is_zero(patch: Patch) -> None:
-    around(patch, learner, "sample_weights", lambda found, *_: [0.0, *found[1:]])
-
-
-@fault(
-    f"{ALGORITHM}.*\n  \\d+ x a call was trained or counted more than once: {WHERE} \\(\\d+ tokens, \\d were sampled\\)"
-)
-def a_micro_batch_is_counted_twice(patch: Patch) -> None:
-    around(patch, learner, "packed", lambda found, *_: [*(held := list(found)), held[0]])
-
-
-@fault(
-    f"{ALGORITHM}.*\n  22 x a call was trained or counted more than once: {WHERE} \\(\\d+ tokens, \\d were sampled\\)"
-)
-def a_mini_batch_is_trained_twice(patch: Patch) -> None:
-    around(patch, Learner, "_mini_batches", lambda found, *_: [*(held := list(found)), held[0]])
-
-
-@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
-def an_epoch_leaves_a_group_out(patch: Patch) -> None:
-    real = Learner._mini_batches
-
-    def some(self: Learner, samples: Any, *, step: int, epoch: int) -> Iterator[list[int]]:
-        for places in real(self, samples, step=step, epoch=epoch):
-            yield [i for i in places if not epoch or samples[i].group != samples[0].group]
-
-    patch.setattr(Learner, "_mini_batches", some)
+ENGINE, ADAPTER, LOOP = (RolloutEngine, "run"), (AgentMatch, "__call__"), (Loop, "_samples")
+CALL = r"rollout ro-\w+, task task-\d, node \w+, call c-\w+"
+ADAPTED = "the adapter agent-match does not train what was sampled.\n  "
+OTHERS = f"{ADAPTED}30 x a triplet does not have its call's tokens: {CALL} "
+TRAINED = r"what the algorithm grpo did with its 30 calls.*\n  "
+LOST = rf"{TRAINED}\d+ x a call got lost: neither trained, masked nor dropped: {CALL}"
+CUT = rf"{TRAINED}\d+ x a part of a call's response got lost: {CALL}"
+TWICE = rf"x a call was trained or counted more than once: {CALL} \(\d+ tokens, \d were sampled\)"
+FAULTS: dict[str, tuple[tuple[Any, str], Change, str]] = {
+    # --- engine and adapter
+    "a rollout is lost": (ENGINE, lambda found, *_: found[:-1], "16 rollouts were asked for, 15 came back"),
+    "a rollout comes back twice": (
+        ENGINE,
+        lambda found, *_: [*found[:-1], found[0]],
+        "16 rollouts were asked for, 16 came back; returned more than once: ro-\\w+",
+    ),
+    "a call that matches is not kept": (
+        ADAPTER,
+        lambda found, *_: found[1:],
+        f"{ADAPTED}15 x a call that it did not report as left out has no triplet: {CALL}",
+    ),
+    "a call gives two triplets": (
+        ADAPTER,
+        lambda found, *_: [*found, found[0]],
+        f"{ADAPTED}15 x a call gave more than one triplet: {CALL}",
+    ),
+    "a response is cut by the adapter": (
+        ADAPTER,
+        of_each(lambda t: attrs.evolve(t, response_ids=t.response_ids[:2], logprobs=None)),
+        rf"{OTHERS}\(2 response tokens, \d were recorded",
+    ),
+    "prompts are swapped": (ADAPTER, swapped, rf"{OTHERS}\(its prompt differs from token 3 on"),
+    "log-probabilities are shifted": (
+        ADAPTER,
+        of_each(lambda t: attrs.evolve(t, logprobs=tuple(p - 0.01 for p in t.logprobs))),
+        rf"{OTHERS}\(its log-probabilities differ",
+    ),
+    "a triplet is made up": (
+        ADAPTER,
+        lambda found, *_: [*found, attrs.evolve(found[0], span_id="nine")],
+        rf"{ADAPTED}15 x a triplet belongs to no recorded call of its rollout: rollout ro-\w+, task task-0, span n",
+    ),
+    # --- algorithm
+    "a call gets no sample": (LOOP, lambda found, *_: (found[0][::2], found[1]), rf"{LOST} \(\d tokens\)"),
+    "responses are cut at a maximum length": (
+        LOOP,
+        lambda found, *_: ([attrs.evolve(s, response_ids=s.response_ids[:4]) for s in found[0]], []),
+        rf"{CUT} \(4 of \d tokens\)",
+    ),
+    "samples of an earlier step are trained again": (
+        LOOP,
+        of_the_first_step(),
+        r"step 2: .*\n.*x a call was trained that no trace of this step has: rollout ro-\w+, call c-write_query",
+    ),
+    "all advantages are zero": (
+        (credit, "advantages"),
+        lambda found, *_: [0.0] * len(found),
+        f"{TRAINED}22 x a call was dropped for a reason that its group's rewards contradict, zero-advantage: "
+        rf"{CALL} \(its reward is 0, those of its group are 0, 1, 0, 1\)",
+    ),
+    # --- learner
+    "a micro-batch is left out": ((learner, "packed"), lambda found, *_: list(found)[:-1], LOST),
+    "a sample is lost when a batch is made": ((learner, "collate"), without_a_sample, LOST),
+    "a mask removes tokens inside the loss": ((learner, "token_losses"), masked, CUT),
+    "a sample's weight is zero": ((learner, "sample_weights"), lambda found, *_: [0.0, *found[1:]], LOST),
+    "a micro-batch is counted twice": (
+        (learner, "packed"),
+        lambda found, *_: [*(held := list(found)), held[0]],
+        rf"{TRAINED}\d+ {TWICE}",
+    ),
+    "a mini-batch is trained twice": (
+        (Learner, "_mini_batches"),
+        lambda found, *_: [*(held := list(found)), held[0]],
+        f"{TRAINED}22 {TWICE}",
+    ),
+    "an epoch leaves a group out": ((Learner, "_mini_batches"), of_later_epochs(), LOST),
+}
+"""The faults: the function whose result changes, how, and the message."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_within_two_steps(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    session = session_in(tmp_path, logprobs=name.startswith("log_probabilities"))
-    plant, said = FAULTS[name]
-    plant(monkeypatch)
+def test_a_fault_is_named_within_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_in(tmp_path, logprobs=name.startswith("log-probabilities"))
+    (owner, function), change, said = FAULTS[name]
+    around(monkeypatch, owner, function, change)
     with pytest.raises(RunStopped, match=said):
         run_steps(session, ppo_epochs=2)
     assert len(session.lines) <= 2
     if "algorithm" in said and session.lines:
         line = session.lines[-1]
-        assert closed(line["calls"]) or name == "samples_of_an_earlier_step_are_trained_again"
+        assert closed(line["calls"]) or name == "samples of an earlier step are trained again"
 
 
 def closed(book: dict[str, Any]) -> bool:
-    """Whether the counts add up."""
     places = sum(n for place, n in book.items() if place not in ("recorded", "dropped"))
     return bool(book["recorded"] == places + sum(book["dropped"].values()))
 
@@ -246,7 +207,7 @@ def test_healthy_steps_close_their_books(settings: dict[str, Any], logprobs: boo
             assert (calls["trained"], calls["dropped"]) == (22, {**DROPPED, "zero-variance-group": 8})
 
 
-def test_gradients_that_are_not_finite_train_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_gradients_that_are_not_finite_train_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     around(monkeypatch, torch.nn.utils, "clip_grad_norm_", lambda norm, *_: norm * float("nan"))
     line = run_steps(session_in(tmp_path), steps=1)[0]
     assert line["calls"]["trained"] == 0

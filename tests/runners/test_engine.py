@@ -31,8 +31,6 @@ def tasks_of(*dos: str, **more: Any) -> list[Task]:
 
 @pytest.fixture
 def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
-    """Start everything, run one batch, and stop everything."""
-
     def run(
         tasks: Sequence[Task],
         *overrides: str,

@@ -144,15 +144,16 @@ def test_a_pool_that_hangs_does_not_keep_the_run(monkeypatch: pytest.MonkeyPatch
     hangs.set()
 
 
-def test_an_algorithm_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "UNWIND_S", 0.2)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_algorithm_that_hangs_is_left_behind(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNWIND_S", 20.0 if at_once else 0.2)
     hangs = threading.Event()
     runtime = Runtime(OnePool())  # type: ignore[arg-type]
-    ended = Interrupted(15, "ended at once")
+    ended, start = Interrupted(15, "ended", at_once=at_once), time.monotonic()
     threading.Timer(0.2, runtime.abort, [ended]).start()
     with pytest.raises(Interrupted) as caught:
         runtime.run(lambda: hangs.wait(30) and None)  # type: ignore[func-returns-value]
-    assert (caught.value is ended, ended.abandoned) == (True, True)
+    assert (caught.value is ended, ended.abandoned, time.monotonic() - start < 10) == (True, True, True)
     hangs.set()
 
 

@@ -10,14 +10,9 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """One fault.
+    """The link of `agentrig.audit.verdicts.LINKS` that must be named, and the Python that plants a fault.
 
-    Attributes:
-        link: The link of `agentrig.audit.verdicts.LINKS` that must be named.
-        code: Python that plants it.
-        where: The process in which it runs: the run's, at its start, or the server's or a runner's.
-        settings: Overrides of the run.
-        names: A text of the run's message.
+    It runs in the process `where`; `names` is a text of the run's message.
     """
 
     link: str
@@ -275,10 +270,7 @@ FAULTS = {
         link="text", where="runner", code=TAP, names="the client got another message than the one that is recorded"
     ),
     "the tap cuts the messages before they are recorded": Fault(
-        link="text",
-        where="runner",
-        code=PREPARED,
-        names="the client sent other messages than those that are recorded",
+        link="text", where="runner", code=PREPARED, names="the client sent other messages than those that are recorded"
     ),
     "sampled at half the temperature": Fault(
         link="distribution",
@@ -693,12 +685,7 @@ FAULTS = {
     ),
     "the last weights are saved as those of the start, the best": Fault(
         link="weights",
-        settings=(
-            "algorithm.lr=1e-8",
-            "algorithm.final=best",
-            "algorithm.validate_every=1",
-            "run.validation_tasks=6",
-        ),
+        settings=("algorithm.lr=1e-8", "algorithm.final=best", "algorithm.validate_every=1", "run.validation_tasks=6"),
         code="from agentrig.run import loop\n"
         "def take_best(self, step):\n"
         "    assert self.best.step == 0\n"

@@ -109,7 +109,6 @@ UPDATE = {"clip_low": 0.2, "clip_high": 0.28, "max_staleness": 0, "kl_loss_coef"
 
 
 def tiny_model(folder: Path, **shape: Any) -> Path:
-    """Save a tiny random model."""
     checkpoint.save(make_model(**shape), make_tokenizer(), folder / "model")
     return folder / "model"
 

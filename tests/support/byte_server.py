@@ -42,5 +42,4 @@ class _Handler(QuietHandler):
 
 
 def byte_server() -> AbstractContextManager[ByteServer]:
-    """Serve in a thread."""
     return serving(ByteServer())

@@ -10,15 +10,9 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """One fault.
+    """The Python that plants a fault in a process, at its start, and the error that must name it.
 
-    Attributes:
-        stage: Which stage is at fault.
-        where: The process in which it is planted: the run's or the server's.
-        code: Python that plants it, run before the run starts or at the start of the server process.
-        names: A regular expression that the run's error must match: what differs, and where.
-        step: The last step by which it must be named.
-        settings: Settings of the algorithm.
+    `names` is a regular expression: what differs, and where; `step` is the last step by which the run must end.
     """
 
     stage: Literal["transfer", "sampling", "adapting"]

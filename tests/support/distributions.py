@@ -36,7 +36,6 @@ def describe(folder: Path, name: str, version: str, *, requires: Sequence[str] =
 
 
 def reward_source(name: str, *, more: str = "") -> str:
-    """Return the source of a plugin module that brings one reward."""
     return (
         "from agentrig import RewardSpec, Score, hookimpl\n\n\n"
         "@hookimpl\ndef register_rewards():\n"

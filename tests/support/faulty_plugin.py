@@ -8,14 +8,11 @@ from agentrig.external.config import CommandConfig
 
 
 class Faulty(CommandAgent):
-    """Chooses by the task's input."""
-
     def __init__(self, config):
         super().__init__(config)
         self.posting = CommandAgent(attrs.evolve(config, answer="callback"))
 
     def run_job(self, job):
-        """Run the program."""
         return self.posting.run_job(job) if job.input["do"] == "answers-twice" else super().run_job(job)
 
 

@@ -45,7 +45,6 @@ def model(_served: ModelServer) -> ModelServer:
 
 @pytest.fixture(scope="session")
 def toy_file() -> str:
-    """The plugin file that the tests of the core run."""
     return str(Path(__file__).parent / "toy_plugin.py")
 
 

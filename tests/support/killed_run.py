@@ -14,12 +14,7 @@ from typing import Any
 
 
 class Run:
-    """One run directory, trained by `python -m agentrig train` in a process of its own.
-
-    Args:
-        folder: Where the run directory `run` and the log are made.
-        environment: Variables to add.
-    """
+    """One run directory in a folder, trained by `python -m agentrig train` in a process of its own."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.path, self.log = folder / "run", folder / "log.txt"
@@ -27,7 +22,6 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str) -> None:
-        """Start `agentrig train` with these words."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "agentrig", "train", *words],
@@ -38,7 +32,6 @@ class Run:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`."""
         file = self.path / "metrics.jsonl"
         text = file.read_text("utf-8").split("\n") if file.is_file() else []
         return [json.loads(line) for line in text if line.endswith("}")]
@@ -93,5 +86,4 @@ class Run:
         return found
 
     def tail(self) -> str:
-        """Return the end of the run's output."""
         return self.log.read_text("utf-8", errors="replace")[-6000:]

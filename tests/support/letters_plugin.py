@@ -1,7 +1,6 @@
 """A domain for small real trainings, as a plugin file: one question, one short answer, and rewards for its letters.
 
-A tiny random model starts at about 0.15 with `letters`, near 0 with `one-letter`, at 0.85 with `no-letter`,
-and near 1 with `any-answer`.
+A tiny random model starts at about 0.15 with `letters`, near 0 with `one-letter`, and at 0.85 with `no-letter`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from agentrig.testing.bandit import every_call, pull
 
 @attrs.frozen(kw_only=True)
 class TasksConfig:
-    """Settings of the tasks."""
-
     words: int = setting(0, help="words that make the prompt longer", ge=0)
 
 
@@ -45,93 +42,49 @@ def small(answer):
     return "a" <= answer[:1] <= "z"
 
 
-def letters(task, outcome, budget_s):
-    """1 for a small letter at the beginning."""
-    return Score.ok(float(small(outcome.answer)))
-
-
-def halves(task, outcome, budget_s):
-    """1 for a letter of the task's own half of the alphabet."""
-    return Score.ok(float(small(outcome.answer) and (outcome.answer[0] > "m") == bool(task.private["half"])))
-
-
-def one_letter(task, outcome, budget_s):
-    """1 for one certain beginning."""
-    return Score.ok(float(outcome.answer.startswith("q")))
-
-
-def few_letters(task, outcome, budget_s):
-    """1 for four certain beginnings."""
-    return Score.ok(float("q" <= outcome.answer[:1] <= "t"))
-
-
-def most_answers(task, outcome, budget_s):
-    """1 for nearly everything."""
-    return Score.ok(float(outcome.answer[:1] not in "#$%&"))
-
-
-def any_answer(task, outcome, budget_s):
-    """1 for nearly everything."""
-    return Score.ok(float(not outcome.answer.startswith("#")))
-
-
-def no_letter(task, outcome, budget_s):
-    """1 for anything but a small letter at the beginning."""
-    return Score.ok(float(not small(outcome.answer)))
-
-
-def ends(task, outcome, budget_s):
-    """The share of small letters in the answer; none for an answer that goes on after four characters."""
-    text = outcome.answer
-    return Score.ok(sum(map(small, text)) / 4 if 0 < len(text) <= 4 else 0.0)
-
-
-def short(task, outcome, budget_s):
-    """More for a shorter answer."""
-    return Score.ok(1 / (1 + len(outcome.answer)))
-
-
 REWARDS = {
-    "letters": letters,
-    "halves": halves,
-    "one-letter": one_letter,
-    "any-answer": any_answer,
-    "few-letters": few_letters,
-    "most-answers": most_answers,
-    "no-letter": no_letter,
-    "ends": ends,
-    "short": short,
+    "letters": lambda task, text: small(text),
+    # a letter of the task's own half of the alphabet
+    "halves": lambda task, text: small(text) and (text[0] > "m") == bool(task.private["half"]),
+    "one-letter": lambda task, text: text.startswith("q"),
+    "few-letters": lambda task, text: "q" <= text[:1] <= "t",
+    "most-answers": lambda task, text: text[:1] not in "#$%&",
+    "no-letter": lambda task, text: not small(text),
+    # none for an answer that goes on after four characters
+    "ends": lambda task, text: sum(map(small, text)) / 4 if 0 < len(text) <= 4 else 0.0,
+    "short": lambda task, text: 1 / (1 + len(text)),
 }
+"""What an answer to a task is worth."""
+
+
+def rewarding(worth):
+    """Return the reward that gives what an answer is worth."""
+    return lambda task, outcome, budget_s: Score.ok(float(worth(task, outcome.answer)))
 
 
 @hookimpl
 def register_tasks():
-    """Register the tasks."""
     yield TasksSpec(name="letters", summary="Pulls.", config=TasksConfig, build=Questions)
 
 
 @hookimpl
 def register_agents():
-    """Register the agent."""
     yield AgentSpec(name="letters", summary="Pulls once.", build=lambda config: pull)
 
 
 @hookimpl
 def register_rewards():
-    """Register the rewards."""
-    for name, reward in REWARDS.items():
-        yield RewardSpec(name=name, summary=f"{name}.", build=lambda config, reward=reward: reward)
+    for name, worth in REWARDS.items():
+        yield RewardSpec(name=name, summary=f"{name}.", build=lambda config, worth=worth: rewarding(worth))
 
 
 @hookimpl
 def register_adapters():
-    """Register the adapter."""
     yield AdapterSpec(name="letters", summary="Every call.", build=lambda config: every_call)
 
 
 @hookimpl
 def register_recipes():
-    """Register the run."""
     yield RecipeSpec(
         name="letters",
         summary="Letters.",

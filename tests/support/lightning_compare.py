@@ -36,8 +36,6 @@ TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks
 
 
 class State(TypedDict):
-    """The graph's state."""
-
     text: str
 
 
@@ -45,7 +43,6 @@ class Agent(agl.LitAgent[Any]):
     """Calls the model in two nodes of a graph, in a reward operation, and without any; emits rewards between."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> None:
-        """Run the graph, then ask on."""
         llm = resources["main_llm"]
         model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key="none", temperature=0.5, max_retries=0)
         asking = model.bind(**ASKS)
@@ -82,7 +79,6 @@ class Agent(agl.LitAgent[Any]):
 
 
 def tracer_triplets(**settings: Any) -> Adapt:
-    """Return `TracerTraceToTriplet.adapt` with settings."""
     return lambda spans: agl.TracerTraceToTriplet(**settings).adapt(spans)
 
 
@@ -119,7 +115,6 @@ SETTINGS: Mapping[str, Adapt] = {
 
 
 def theirs(server: ModelServer) -> list[Any]:
-    """Return the spans of Agent Lightning's own run."""
     llm = agl.LLM(endpoint=server.url, model="m", api_key="none")
 
     async def run() -> list[Any]:
@@ -134,7 +129,6 @@ def theirs(server: ModelServer) -> list[Any]:
 
 
 def ours(server: ModelServer) -> list[Any]:
-    """Return the spans of agentrig's run."""
     assert get_active_tracer() is None
     call = LitAgentCall(Agent)
     endpoint = Endpoint(base_url=server.url, model="m", token_ids=True)

@@ -18,7 +18,6 @@ from agentrig import AdapterSpec, AgentSpec, RewardSpec, Score, hookimpl
 
 
 async def enqueue(self, rows, mode="train", resources_id=None):
-    """Enqueue rows, all with the same resources."""
     store = self.get_store()
     if resources_id is None:
         resources_id = (await store.add_resources(self.get_initial_resources())).resources_id
@@ -33,8 +32,6 @@ class Waits(agl.Algorithm):
 
 
 class Learns(agl.Algorithm):
-    """As `Waits`, and asks for triplets."""
-
     async def run(self, train_dataset=None, val_dataset=None):
         ids = await enqueue(self, train_dataset)
         await self.get_store().wait_for_rollouts(rollout_ids=ids, timeout=None)
@@ -43,8 +40,6 @@ class Learns(agl.Algorithm):
 
 
 class Deaf(agl.Algorithm):
-    """Goes on whatever happens."""
-
     async def run(self, train_dataset=None, val_dataset=None):
         await enqueue(self, train_dataset)
         while True:
@@ -52,8 +47,6 @@ class Deaf(agl.Algorithm):
 
 
 class Raises(Waits):
-    """Raises after its rollouts."""
-
     async def run(self, train_dataset=None, val_dataset=None):
         await super().run(train_dataset, val_dataset)
         raise KeyError("no such prompt")
@@ -69,8 +62,6 @@ class BreaksStore(agl.Algorithm):
 
 
 class Texts(agl.Algorithm):
-    """Enqueues texts."""
-
     async def run(self, train_dataset=None, val_dataset=None):
         ids = await enqueue(self, ["Is 3 odd?", "Is 4 odd?", ["a", "list"]])
         done = await self.get_store().wait_for_rollouts(rollout_ids=ids, timeout=20)
@@ -99,14 +90,12 @@ class Modes(agl.Algorithm):
 
 
 def ask(endpoint, content):
-    """Ask the model."""
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": content}], **endpoint.sampling}
     reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=20)
     return reply.json()["choices"][0]["message"]["content"]
 
 
 def plain(task_input, endpoint):
-    """Ask for whatever came."""
     return ask(endpoint, str(task_input))
 
 
@@ -120,7 +109,6 @@ def counts(task_input, endpoint):
 
 
 def raises(task_input, endpoint):
-    """Fail at every task."""
     raise ValueError("this agent cannot count")
 
 
@@ -139,7 +127,6 @@ def build_once(config):
 
 
 def broken_adapter(trace):
-    """Raise."""
     raise LookupError("no template for this model")
 
 

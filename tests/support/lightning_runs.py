@@ -40,24 +40,19 @@ sys.addaudithook(watch)
 
 
 class Watch:
-    """Records what observers get."""
-
     def __init__(self) -> None:
         self.told: list[list[object]] = []
 
     @hookimpl
     def on_run_start(self, event: Any) -> None:
-        """Note the start."""
         self.told.append(["start", event.steps])
 
     @hookimpl
     def on_rollout_end(self, rollout: Any) -> None:
-        """Note a rollout."""
         self.told.append(["rollout", rollout.value])
 
     @hookimpl
     def on_step_end(self, event: Any) -> None:
-        """Note a step."""
         self.told.append(["step", event.step])
 
 

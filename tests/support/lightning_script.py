@@ -82,8 +82,7 @@ def main():
     assert fit.n_runners == fit.n_workers == 2
     fit.fit(Formats("km"), rows, val_dataset=[{"number": 9}])
     dev = Trainer(
-        initial_resources=prompt("{n} {unit}"),
-        algorithm={"type": "agentlightning.Baseline", "polling_interval": 0.05},
+        initial_resources=prompt("{n} {unit}"), algorithm={"type": "agentlightning.Baseline", "polling_interval": 0.05}
     )
     dev.dev(formats, [{"number": i} for i in range(12)], val_dataset=[{"number": 20}])
     json.dump({"fit": rollouts(fit), "dev": rollouts(dev)}, sys.stdout)

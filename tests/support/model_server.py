@@ -32,20 +32,15 @@ def wished(body: Mapping[str, Any]) -> Reply:
 
 
 class ModelServer(ScriptedServer):
-    """Answers `odd` unless a message changes it."""
-
     def __init__(self) -> None:
         super().__init__(wished, model="toy-model")
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[int]:
-        """Return the bytes of the contents."""
         return list("".join(str(m["content"]) for m in body["messages"]).encode())
 
     def logprob(self, token: int, position: int) -> float:
-        """Return the same number for each token."""
         return -0.25
 
 
 def model_server() -> AbstractContextManager[ModelServer]:
-    """Serve in a thread."""
     return serving(ModelServer())

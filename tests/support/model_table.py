@@ -34,7 +34,6 @@ MEASURED = {("0.5", 0, "815+128", "24 GB"): "2.42 s", ("1.5", 0, "815+128", "24 
 
 
 def table() -> str:
-    """Return the table in Markdown."""
     lines = ["| model | tokens | " + " | ".join(CARDS) + " |", "| --- " * (2 + len(CARDS)) + "|"]
     for size in SIZES:
         for rank in (0, RANK) if size != SIZES[0] else (0,):
@@ -82,7 +81,6 @@ def fitting_of(size: str, rank: int, rows: str, card: str) -> Fitting:
 
 
 def page() -> str:
-    """Return the page with a new table."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 

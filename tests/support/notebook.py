@@ -44,7 +44,6 @@ def executed(folder: Path) -> tuple[dict[str, Any], list[Any], list[list[dict[st
 
 
 def codes() -> list[str]:
-    """Return the text of each code cell."""
     cells = json.loads(FILE.read_text("utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
@@ -66,7 +65,6 @@ def _data(value: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Store the outputs."""
     notebook = json.loads(FILE.read_text("utf-8"))
     os.environ["COLUMNS"] = "100"
     with tempfile.TemporaryDirectory() as folder:

@@ -14,14 +14,7 @@ from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 
 class Received(LocalServer):
-    """Keeps spans by id, as plain values: name, parent, times and more.
-
-    Attributes:
-        spans: The spans.
-        requests: How many requests came.
-        status: What it answers.
-        holds: Lets no request end before it is set.
-    """
+    """Keeps spans by id, as plain values: name, parent, times and more; no request ends before `holds` is set."""
 
     def __init__(self, status: int, holds: threading.Event | None) -> None:
         super().__init__(_Handler)
@@ -58,7 +51,6 @@ def value_of(value: Any) -> Any:
 
 
 def spans_in(request: ExportTraceServiceRequest) -> Iterator[dict[str, Any]]:
-    """Yield the spans of a request."""
     for group in request.resource_spans:
         resource = {a.key: value_of(a.value) for a in group.resource.attributes}
         for scope in group.scope_spans:

@@ -87,12 +87,10 @@ class Command:
 
     @property
     def id(self) -> str:
-        """Page, line and text."""
         return f"{self.block.id} {self.text}"
 
 
 def blocks() -> list[Block]:
-    """Return every fenced block of every page."""
     found = []
     for page in PAGES:
         text = page.read_text("utf-8")

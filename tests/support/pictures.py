@@ -25,7 +25,6 @@ def save(page: Page, path: Path) -> None:
 
 
 def main(run: Path, folder: Path) -> None:
-    """Write the four pictures."""
     with serving(run) as link, sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1280, "height": 900})

@@ -8,7 +8,6 @@ from agentrig.adapters import triplet_of
 
 
 def twice(trace):
-    """Return each call two times."""
     return [t for call in trace.llm_calls() if (t := triplet_of(call, node="write_query")) for _ in range(2)]
 
 
@@ -29,17 +28,14 @@ def pays_odd(task, outcome, budget_s):
 
 @hookimpl
 def register_adapters():
-    """Register the adapter."""
     yield AdapterSpec(name="twice", summary="Returns each call two times.", build=lambda config: twice)
 
 
 @hookimpl
 def register_rewards():
-    """Register the reward."""
     yield RewardSpec(name="pays-odd", summary="Pays wrong answers too.", build=lambda config: pays_odd)
 
 
 @hookimpl
 def register_agents():
-    """Register the agents."""
     yield AgentSpec(name="two-names", summary="Asks under two names.", build=lambda config: two_names)

@@ -30,13 +30,9 @@ LEFT_OUT = ("checkpoints", "calls", "log.jsonl", "plots", "report.html", "server
 
 @attrs.frozen
 class Planned:
-    """One training.
+    """The overrides of a training, and the cause that must be named first: none for a healthy run.
 
-    Attributes:
-        cause: What must be named first; empty for a healthy run.
-        words: Overrides.
-        recipe: `letters` or `mini`.
-        resumed: Overrides of a second start, which resumes the run.
+    `resumed` has the overrides of a second start, which resumes the run.
     """
 
     cause: str

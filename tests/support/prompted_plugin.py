@@ -17,7 +17,6 @@ SIZES = {"train": 24, "validation": 12, "test": 40}
 
 
 def right(kind: str, a: int, b: int) -> str:
-    """Return the answer."""
     return str({"sum": a + b, "product": a * b, "difference": a - b, "largest": max(a, b)}[kind])
 
 
@@ -29,18 +28,14 @@ def task(split: str, number: int) -> Task:
 
 
 class Sums:
-    """Tasks of four kinds."""
-
     splits = tuple(SIZES)
     roles = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012
 
     def load(self, split):
-        """Return the tasks of a split."""
         return [task(split, 100 * list(SIZES).index(split) + i) for i in range(SIZES[split])]
 
 
 def agent(task_input, endpoint):
-    """Ask the model with the prompt in force."""
     prompt = agentrig.prompts(PROMPTS)["system"].format(question=task_input["question"])
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}]}
     headers = {"Authorization": f"Bearer {endpoint.api_key}"}

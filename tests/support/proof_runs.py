@@ -56,24 +56,13 @@ class ProofSession:
     def lines(self) -> Sequence[Any]:
         return self.steps
 
-    def check_teacher(self, servers: Sequence[Endpoint]) -> None:
-        """There is none."""
-
-    def note(self, text: str) -> None:
+    def note(self, *_: Any) -> None:
         """Do nothing."""
 
-    def record(self, name: str, value: Any) -> None:
-        """Do nothing."""
+    check_teacher = record = sketch = plan_steps = note
 
     def record_start(self, digest: str) -> None:
-        """Keep it."""
         self.start_weights = digest
-
-    def sketch(self, step: int) -> None:
-        """Audit nothing."""
-
-    def plan_steps(self, steps: int) -> None:
-        """Do nothing."""
 
     def rollouts(self, tasks: Any, *, n: int, endpoint: Any, step: int, mode: Any = "train", **_: Any) -> list[Rollout]:
         (endpoint,) = [endpoint] if isinstance(endpoint, Endpoint) else endpoint
@@ -145,7 +134,6 @@ class ProofSession:
 
 
 def run(directory: Path, model: Path, session: ProofSession | None = None, **settings: Any) -> ProofSession:
-    """Run the algorithm for two steps."""
     settings = {"steps": 2, "tasks_per_step": 3, "group_size": 4, "lr": 1e-3, "max_tokens": 6, **settings}
     session = session or ProofSession(directory)
     Loop(Grpo(GrpoConfig(model=str(model), **{"validate_every": 0, **settings}))).run(session)  # type: ignore[arg-type]
@@ -177,7 +165,6 @@ class _Passing(QuietHandler):
             self.backend = next(self.server.turns)
 
     def do_POST(self) -> None:
-        """Pass a request on."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         path = self.path.removeprefix("/v1")
         if path in self.server.refuse:
@@ -189,5 +176,4 @@ class _Passing(QuietHandler):
 
 
 def balanced(backends: Sequence[Backend], refuse: Sequence[str] = ()) -> AbstractContextManager[Balancer]:
-    """Run a balancer until the block ends."""
     return serving(Balancer(backends, refuse))

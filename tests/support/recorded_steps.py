@@ -51,7 +51,6 @@ class Recorded:
         """The run goes on."""
 
     def submit(self, jobs: Sequence[Job], results: queue.SimpleQueue[Any]) -> None:
-        """Answer at once."""
         for place, job in enumerate(jobs):
             results.put(self._result(job.id, job.input["kind"], place % 4))
 
@@ -93,7 +92,6 @@ class Recorded:
 
 
 def kind_value(kind: str, place: int) -> float:
-    """Return the reward of a task's rollout."""
     return 1.0 if kind == "same" else float(place % 2)
 
 
@@ -105,7 +103,6 @@ def mini() -> Any:
 
 
 def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, negative_scale: float = 1.0) -> RunSession:
-    """Return a run's session over recorded rollouts."""
     # No audit: these rollouts were made up.
     own = ["run.failure_limit=0.5", "run.audit=false", "credit.use=dr-grpo", f"credit.negative_scale={negative_scale}"]
     plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", *own])

@@ -69,7 +69,6 @@ def methods(cls: type) -> dict[str, str]:
 
 
 def page() -> str:
-    """Return the page's text."""
     from agentrig import Endpoint, Outcome, Score, Span, Task, Trace, Triplet, observers
     from agentrig.algorithms import Session
     from agentrig.rollouts import Rollout

@@ -25,7 +25,6 @@ MODULES = (
 
 
 def cell(text: Any) -> str:
-    """Return a text as one cell of a table."""
     return " ".join(str(text).split()).replace("|", "\\|")
 
 
@@ -69,7 +68,6 @@ def options(command: click.Command, context: click.Context) -> list[tuple[str, s
 
 
 def command_line() -> str:
-    """Return the page of commands."""
     from agentrig.cli.entry import main
 
     lines = [
@@ -117,7 +115,6 @@ def components() -> Mapping[str, Sequence[Any]]:
 
 
 def configuration() -> str:
-    """Return the page of keys."""
     from agentrig.plan import OWN_SECTIONS
     from agentrig.plugins.observing import TRACKERS, section_of
     from agentrig.trackers import TrackerConfig

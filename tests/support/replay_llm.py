@@ -40,15 +40,10 @@ def reply_to(messages: list[dict[str, Any]], answers: Mapping[str, str]) -> str:
 
 
 def completion(number: int | str, body: Mapping[str, Any], answers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body of a chat completion."""
     reply = reply_to(body["messages"], answers)
     prompt_ids = list("".join(m["content"] for m in body["messages"]).encode())
     ids = list(reply.encode())
-    choice: dict[str, Any] = {
-        "index": 0,
-        "message": {"role": "assistant", "content": reply},
-        "finish_reason": "stop",
-    }
+    choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
     found: dict[str, Any] = {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
@@ -129,7 +124,6 @@ def replay_server(answers: Mapping[str, str], folder: Path, *, delay_s: float = 
 
 
 def main() -> None:
-    """Serve from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=Path)
     parser.add_argument("--delay", type=float, default=0.0)

@@ -25,7 +25,6 @@ class Environment:
 
     @property
     def python(self) -> str:
-        """Its interpreter."""
         return str(self.home / "bin" / "python")
 
     def run(self, *words: str, cwd: Path | None = None, **variables: str) -> str:
@@ -65,6 +64,5 @@ def environment(folder: Path) -> Environment:
 
 
 def build(source: Path, target: Path) -> None:
-    """Build the wheel of a package."""
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(target), str(source)]
     subprocess.run(command, check=True, capture_output=True)

@@ -72,7 +72,6 @@ class _Handler(QuietHandler):
 
 
 def reply(body: Mapping[str, Any], script: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of the assistant's message."""
     messages = body["messages"]
     first, last = _text(messages[0].get("content")), messages[-1]
     text = _text(last.get("content"))
@@ -148,5 +147,4 @@ def _text(content: Any) -> str:
 
 
 def scripted_server(script: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[ScriptedServer]:
-    """Serve in a thread."""
     return serving(ScriptedServer(script))

@@ -14,16 +14,12 @@ from agentrig import AgentSpec, Secret, hookimpl, setting
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """Settings of the agent."""
-
     api_key: Secret | None = setting(None, secret=True, help="the key of a tool")
     tell: str = setting("", help="a file that the agent writes what it sees into")
     fail: bool = setting(False, help="fail with the key in the message")
 
 
 def build(config):
-    """Return the agent."""
-
     def look(task_input, endpoint):
         key = config.api_key.reveal() if config.api_key else ""
         if config.tell:

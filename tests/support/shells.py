@@ -61,7 +61,6 @@ class Shell:
 
 
 def wheels(folder: Path) -> Environment:
-    """Build the wheels, and install them into an environment in a folder."""
     for source in (ROOT, *(ROOT / "plugins" / name for name in WHEELS)):
         build(source, folder / "wheels")
     made = environment(folder)

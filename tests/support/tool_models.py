@@ -72,7 +72,6 @@ SPECIAL = [
 
 
 def user(text: str) -> dict[str, Any]:
-    """Return a user's message."""
     return {"role": "user", "content": text}
 
 
@@ -84,7 +83,6 @@ def called(text: str) -> list[dict[str, Any]]:
 
 
 def lessons(form: str) -> list[tuple[list[dict[str, Any]], str]]:
-    """Return what the model knows: conversations and replies."""
     return [
         ([user("add")], CALLS[form]),
         (called("add"), "it is 5"),
@@ -103,7 +101,6 @@ class ToolModels:
 
 
 def make(directory: Path) -> ToolModels:
-    """Train the model, and write it to a directory."""
     from agentrig_grpo import checkpoint
     from agentrig_grpo.server.chat import Chat
     from agentrig_grpo.warmup import Example, fine_tune, new_model

@@ -67,8 +67,6 @@ def secret(number):
 
 @attrs.frozen(kw_only=True)
 class TasksConfig:
-    """Settings of the tasks."""
-
     do: list[str] = setting(list, help="what the agents of training tasks do, in turn")
     marker: str = setting("", help="a folder where agents leave marks")
 
@@ -82,12 +80,10 @@ class ToyTasks:
     roles = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012
 
     def load(self, split):
-        """Return 24 tasks."""
         first = 100 * self.splits.index(split)
         return [self.task(split, first + i) for i in range(24)]
 
     def task(self, split, number):
-        """Return one task."""
         do = self.config.do[number % len(self.config.do)] if self.config.do and split == "train" else ""
         given = {"number": number, "do": do, "marker": self.config.marker}
         private = {"parity": "odd" if number % 2 else "even", "gold": secret(number)}
@@ -99,7 +95,6 @@ class ToyTasks:
 
 
 def ask(endpoint, content):
-    """Ask the model, by plain httpx."""
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": content}], **endpoint.sampling}
     headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
     reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=20)
@@ -108,7 +103,6 @@ def ask(endpoint, content):
 
 
 def misbehave(do, task_input):
-    """Misbehave as the task says."""
     if do.startswith("daemon"):  # it leaves the family: a session of its own, no parent, no variables
         subprocess.run(["env", "-i", "setsid", "-f", "setsid", "-f", "sleep", task_input["sleep"]], check=True)
         do = do.removeprefix("daemon-")
@@ -158,8 +152,6 @@ def misbehave(do, task_input):
         ctypes.PyDLL(None).sleep(600)  # it does not release the interpreter
     if do == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if do == "holds":
-        ctypes.PyDLL(None).usleep(20_000_000)
     if do == "replaces":
         json.loads = lambda text: {}
     if do == "prints":
@@ -170,10 +162,7 @@ def misbehave(do, task_input):
 
 
 class Unwritable(dict):
-    """A dict that raises when it is turned into JSON."""
-
     def items(self):
-        """Raise."""
         raise OSError("the rows are gone")
 
 
@@ -181,12 +170,10 @@ class Speechless(Exception):
     """An exception whose message cannot be read."""
 
     def __str__(self):
-        """Raise."""
         raise RuntimeError("no words")
 
 
 def nested(depth):
-    """Return lists in lists."""
     found = []
     for _ in range(depth):
         found = [found]
@@ -200,7 +187,6 @@ class Touches:
         self.marker = marker
 
     def __reduce__(self):
-        """Return what a process that unpickles this calls."""
         return (Path(self.marker).touch, ())
 
 
@@ -230,12 +216,10 @@ def write_to_run(data):
 
 
 def speechless():
-    """Raise an exception that cannot be formatted."""
     raise Speechless
 
 
 def long_kind():
-    """Fail with a kind that is a long text."""
     raise AgentFailure("the plan is missing", kind="a very long text about what went wrong, \ud800 and where, " * 9)
 
 
@@ -255,10 +239,7 @@ HOSTILE = {
 
 
 class Anything:
-    """An object that has every attribute."""
-
     def __getattr__(self, name):
-        """Return itself."""
         return self
 
 
@@ -314,16 +295,7 @@ def toy_agent(task_input, endpoint):
     if do == "cold":
         endpoint = endpoint.with_sampling(temperature=0.1)
     with agentrig.span("write_query"):
-        answer = ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
-    if do != "alternate":
-        return answer
-    mark = Path(task_input["marker"]) / f"said-{task_input['number']}"
-    try:
-        mark.touch(exist_ok=False)
-        return "odd"
-    except FileExistsError:
-        mark.unlink()
-        return "even"
+        return ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
 
 
 def spy(task_input, endpoint):
@@ -355,13 +327,10 @@ class SharedClient:
 
 @attrs.frozen(kw_only=True)
 class BrokenConfig:
-    """Settings of the agent that cannot be built."""
-
     how: str = setting("raise", help="how it fails", choices=("raise", "die", "exit", "hang", "threads"))
 
 
 def build_broken(config):
-    """Fail to build."""
     if config.how == "die":
         ctypes.CDLL(None)._exit(7)  # as a library in C does
     if config.how == "exit":
@@ -379,8 +348,6 @@ def build_broken(config):
 
 @attrs.frozen(kw_only=True)
 class RewardConfig:
-    """Settings of the reward."""
-
     right: float = setting(1.0, help="the value of a right answer", ge=0)
     wrong: float = setting(0.0, help="the value of a wrong answer")
     says: bool = setting(False, help="say itself what is correct")
@@ -397,7 +364,6 @@ class ToyReward:
     config: RewardConfig
 
     def __call__(self, task, outcome, budget_s):
-        """Judge."""
         if self.config.invalid:
             return Score.invalid("the judge is out", gold=task.private["gold"])
         end = time.monotonic() + 25 if self.config.spin and outcome.answer == "spin" else 0.0
@@ -418,8 +384,6 @@ class ToyReward:
 
 @attrs.frozen(kw_only=True)
 class AdapterConfig:
-    """Settings of the adapter."""
-
     match: str = setting("", help="keep the calls under nodes whose name matches")
 
 
@@ -430,7 +394,6 @@ class ToyAdapter:
     config: AdapterConfig
 
     def __call__(self, trace):
-        """Return triplets."""
         kept = [c for c in trace.llm_calls() if any(re.search(self.config.match, n) for n in trace.nodes(c) or [""])]
         return [t for c in kept if (t := triplet_of(c, node=(trace.nodes(c) or [""])[0]))]
 
@@ -440,8 +403,6 @@ class ToyAdapter:
 
 @attrs.frozen(kw_only=True)
 class NumberConfig:
-    """Settings of the algorithm."""
-
     endpoint: str = setting(help="the model server")
     steps: int = setting(3, help="training steps", ge=0)
     tasks: int = setting(6, help="tasks a step", ge=1)
@@ -466,7 +427,6 @@ class Number:
         self.number = 0.0
 
     def endpoint(self):
-        """The model server."""
         return Endpoint(
             base_url=self.config.endpoint,
             model="toy-model",
@@ -476,7 +436,6 @@ class Number:
         )
 
     def run(self, session):
-        """Learn."""
         if self.config.refuse:
             raise ConfigError(self.config.refuse)
         if session.checkpoint is not None:
@@ -511,13 +470,11 @@ class Number:
             session.report(self.endpoint(), when="after", step=len(session.lines))
 
     def write(self, folder):
-        """Write a checkpoint."""
         (folder / "config.json").write_text("{}")
         (folder / "number.json").write_text(json.dumps({"number": self.number}))
 
     @contextmanager
     def serve(self, *, hardware, checkpoint):
-        """Lend the model server."""
         yield self.endpoint()
 
 
@@ -526,8 +483,6 @@ class Number:
 
 @attrs.frozen(kw_only=True)
 class NotesConfig:
-    """Settings of the observer."""
-
     file: str = setting("notes.txt", help="the file, in the run directory")
     every: int = setting(1, help="note every this many steps", ge=1)
 
@@ -540,7 +495,6 @@ class Notes:
         self.lines = []
 
     def on_run_start(self, event):
-        """Note the settings that the run has for it."""
         self.file = event.directory / self.config.file
         self.lines.append(json.dumps(event.config["observer"]))
 
@@ -552,7 +506,6 @@ class Notes:
             sys.exit("no more")
 
     def on_run_end(self, event):
-        """Write the notes."""
         self.file.write_text("\n".join([*self.lines, f"end {event.summary['steps']}"]))
 
 
@@ -561,13 +514,10 @@ class Notes:
 
 @attrs.frozen(kw_only=True)
 class BrokenAccelerator(Hardware):
-    """An accelerator that exists but is broken."""
-
     name: str = "toy-npu"
     torch_device: str = "npu"
 
     def probe(self):
-        """Find it broken."""
         return Probe(
             available=False, evidence=("/dev/toy0 is there",), problems=("the driver does not answer: load toy.ko",)
         )

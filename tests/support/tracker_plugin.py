@@ -14,7 +14,6 @@ class Base:
     """A tracker that keeps nothing."""
 
     def start(self, run):
-        """Begin."""
         return {"id": run.key}
 
     def log(self, figures, *, step, time):
@@ -34,7 +33,6 @@ class Failing(Base):
     """Its server is not there."""
 
     def log(self, figures, *, step, time):
-        """Raise."""
         raise ConnectionError(f"no route to the tracker in step {step}")
 
 
@@ -42,13 +40,11 @@ class Stuck(Base):
     """Its server never answers."""
 
     def log(self, figures, *, step, time):
-        """Wait for ever."""
         NEVER.wait()
 
 
 @hookimpl
 def register_observers():
-    """Register both."""
     for name, client in (("failing", Failing), ("stuck", Stuck)):
         yield ObserverSpec(
             name=name,

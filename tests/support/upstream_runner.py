@@ -13,7 +13,6 @@ class Parity(LitAgent):
     """Asks the model whether a number is odd; the reward is whether it was right."""
 
     def rollout(self, task, resources, rollout):
-        """Ask."""
         if task["number"] == 5:
             raise KeyError("no such number")
         llm = resources["main_llm"]
@@ -24,7 +23,6 @@ class Parity(LitAgent):
 
 
 async def main() -> None:
-    """Run rollouts until the store is gone."""
     runner = LitAgentRunner(AgentOpsTracer(), poll_interval=0.3, interval_jitter=0.0, heartbeat_interval=1.0)
     store = LightningStoreClient(sys.argv[1], retry_delays=(), health_retry_delays=())
     with runner.run_context(agent=Parity(), store=store, worker_id=int(sys.argv[2])):

@@ -15,7 +15,6 @@ VOCABULARY = 32
 
 
 def make_model(folder: Path, kind: str = "qwen2", **changes: Any) -> None:
-    """Write a tiny random model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)

@@ -13,8 +13,6 @@ COLORS = ("red", "blue", "green", "black")
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """Settings of the tasks."""
-
     test: int = setting(100, help="the number of the first task of the split test")
 
 
@@ -27,7 +25,6 @@ class Tasks:
     roles = {"train": "train", "report": "test"}  # noqa: RUF012
 
     def load(self, split):
-        """Return twelve tasks."""
         first = 0 if split == "train" else self.config.test
         return [
             Task(id=f"{split}-{i}", input={"number": i}, private={"gold": COLORS[i % 4]})
@@ -57,7 +54,6 @@ def say(task_input, endpoint):
 
 
 def exact(task, outcome, budget_s):
-    """Give 1 for the color."""
     return Score.ok(float(outcome.answer == task.private["gold"]))
 
 
@@ -67,8 +63,6 @@ def silent(config):
 
 
 def broken(config):
-    """Return a demonstrator that fails."""
-
     def demonstrate(task, call):
         raise KeyError("no plan")
 
@@ -77,13 +71,11 @@ def broken(config):
 
 @hookimpl
 def register_tasks():
-    """Register `colors`."""
     yield TasksSpec(name="colors", summary="Colors.", config=Config, build=Tasks)
 
 
 @hookimpl
 def register_agents():
-    """Register `say`, `silent` and `broken`."""
     yield AgentSpec(name="say", summary="Asks twice.", build=lambda config: say)
     yield AgentSpec(name="silent", summary="Asks nothing.", build=silent)
     yield AgentSpec(name="broken", summary="Can't be demonstrated.", build=lambda config: say, demonstrate=broken)
@@ -91,13 +83,11 @@ def register_agents():
 
 @hookimpl
 def register_rewards():
-    """Register `exact-color`."""
     yield RewardSpec(name="exact-color", summary="1 for the color.", build=lambda config: exact)
 
 
 @hookimpl
 def register_recipes():
-    """Register `colors`."""
     yield RecipeSpec(
         name="colors",
         summary="Says colors.",

@@ -11,8 +11,9 @@ import ast
 import atexit
 import inspect
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ class Flip:
         )
 
 
+def exact(a: Any, b: Any, look: Callable[[Settings], Any], seen: Any = None, beside: Settings | None = None) -> Flip:
+    """Return the entry of a key whose observations are known: the two of `seen`, or else the values themselves."""
+    return Flip(a=a, b=b, look=look, shows=lambda one, other: (one, other) == (seen or (a, b)), beside=beside or {})
+
+
 @attrs.frozen
 class Elsewhere:
     """A key whose effect cannot be observed here.
@@ -86,6 +92,17 @@ class Elsewhere:
         )
         assert key in text, f"{place} {key}: neither {self.test} nor its table names it"
         assert self.reason
+
+
+def shown_by(file: str, tests: Mapping[str, Iterable[str]], reason: str = "it has a test") -> dict[str, Elsewhere]:
+    """Return the entries of keys that tests of a file show, by key."""
+    return {key: Elsewhere(f"{file}::{test}", reason) for test, keys in tests.items() for key in keys}
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @attrs.frozen
@@ -129,6 +146,10 @@ class Together:
 
         return Flip(a=a, b=b, look=looked, shows=shows)
 
+    def exact(self, key: str, a: Any, b: Any, look: Callable[[Any], Any], seen: Any = None) -> Flip:
+        """As the function of this name."""
+        return self.flip(key, a, b, look, lambda one, other: (one, other) == (seen or (a, b)))
+
 
 @cache
 def folder() -> Path:
@@ -140,7 +161,6 @@ def folder() -> Path:
 
 @cache
 def registry() -> Registry:
-    """Return the plugins that are installed."""
     return load(block=[], files=[])
 
 

@@ -11,7 +11,7 @@ import attrs
 import openai
 
 from agentrig import AgentFailure, Endpoint
-from effects import Flip, Settings, folder
+from effects import Flip, Settings, exact, folder
 from effects.run import server
 from effects.tasks import ENDLESS, build
 
@@ -66,7 +66,7 @@ def ask(reply: str = QUERY, wish: str = "", **beside: Any) -> Any:
 
 LONG = "SELECT name FROM animal WHERE name <> " + " AND name <> ".join(f"'no such animal {i}'" for i in range(20))
 TABLE = {
-    "max_turns": Flip(a=1, b=3, look=lambda s: len(ask()(s).bodies), shows=lambda a, b: (a, b) == (2, 6)),
+    "max_turns": exact(1, 3, lambda s: len(ask()(s).bodies), (2, 6)),
     "prompts": Flip(
         a="full",
         b="short",
@@ -95,39 +95,18 @@ TABLE = {
         a=64, b=2048, look=lambda s: ask()(s).check, shows=lambda a, b: "animal-29" in b and "animal-29" not in a
     ),
     "reply_truncate": Flip(
-        a=64,
-        b=4096,
-        look=lambda s: ask(LONG)(s).check.count("no such animal 19"),
-        shows=lambda a, b: b == a + 1,
+        a=64, b=4096, look=lambda s: ask(LONG)(s).check.count("no such animal 19"), shows=lambda a, b: b == a + 1
     ),
-    "max_tokens": Flip(
-        a=7,
-        b=8,
-        look=lambda s: {r["max_completion_tokens"] for r in ask()(s).bodies},
-        shows=lambda a, b: (a, b) == ({7}, {8}),
-    ),
+    "max_tokens": exact(7, 8, lambda s: {r["max_completion_tokens"] for r in ask()(s).bodies}, ({7}, {8})),
     "query_timeout_s": Flip(
         a=0.2,
         b=0.7,
         look=lambda s: ask(ENDLESS)(s).check,
         shows=lambda a, b: "stopped after 0.2 s" in a and "stopped after 0.7 s" in b,
     ),
-    "max_rows": Flip(
-        a=3,
-        b=1000,
-        look=lambda s: ask()(s).check.count("animal-"),
-        shows=lambda a, b: (a, b) == (3, 30),
-    ),
+    "max_rows": exact(3, 1000, lambda s: ask()(s).check.count("animal-"), (3, 30)),
     "timeout": Flip(
-        a=0.2,
-        b=600.0,
-        look=lambda s: ask(wish="[sleep=0.8]")(s).error,
-        shows=lambda a, b: "Timeout" in a and not b,
+        a=0.2, b=600.0, look=lambda s: ask(wish="[sleep=0.8]")(s).error, shows=lambda a, b: "Timeout" in a and not b
     ),
-    "max_retries": Flip(
-        a=0,
-        b=1,
-        look=lambda s: len(ask(wish="[status=503]")(s).bodies),
-        shows=lambda a, b: (a, b) == (1, 2),
-    ),
+    "max_retries": exact(0, 1, lambda s: len(ask(wish="[status=503]")(s).bodies), (1, 2)),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,15 +12,8 @@ from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plan import resolve
 from agentrig.testing.scripted import scripted_server
-from effects import Flip, Settings, Together
+from effects import Settings, Together, exact, free_port
 from effects.run import TOY
-
-
-def _free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.2", 0))
-        port: int = own.getsockname()[1]
-        return port
 
 
 def seen(settings: Settings) -> dict[str, Any]:
@@ -38,20 +30,16 @@ def seen(settings: Settings) -> dict[str, Any]:
         return {"host": where.hostname, "port": where.port, "statuses": statuses, "sent": model.bodies()[0]}
 
 
-BOTH, PORT = Together(seen), _free_port()
+BOTH, PORT = Together(seen), free_port("127.0.0.2")
 TABLE = {
-    "use": Flip(
-        a="off",
-        b="on",
-        look=lambda settings: resolve("toy", overrides=[f"gateway.use={settings['use']}"], files=[TOY]).uses_gateway,
-        shows=lambda a, b: (a, b) == (False, True),
+    "use": exact(
+        "off",
+        "on",
+        lambda settings: resolve("toy", overrides=[f"gateway.use={settings['use']}"], files=[TOY]).uses_gateway,
+        (False, True),
     ),
-    "host": BOTH.flip(
-        "host", "127.0.0.1", "127.0.0.2", lambda s: s["host"], lambda a, b: (a, b) == ("127.0.0.1", "127.0.0.2")
-    ),
+    "host": BOTH.exact("host", "127.0.0.1", "127.0.0.2", lambda s: s["host"]),
     "port": BOTH.flip("port", 0, PORT, lambda s: s["port"], lambda a, b: a != PORT and b == PORT),
-    "sampling": BOTH.flip(
-        "sampling", True, False, lambda s: s["sent"].get("temperature"), lambda a, b: (a, b) == (0.7, None)
-    ),
-    "body_mb": BOTH.flip("body_mb", 1, 2, lambda s: s["statuses"], lambda a, b: (a, b) == ([200, 413], [200, 200])),
+    "sampling": BOTH.exact("sampling", True, False, lambda s: s["sent"].get("temperature"), (0.7, None)),
+    "body_mb": BOTH.exact("body_mb", 1, 2, lambda s: s["statuses"], ([200, 413], [200, 200])),
 }

@@ -7,7 +7,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import attrs
@@ -16,10 +15,10 @@ import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.algorithm import check_device
 from agentrig_grpo.learner import Learner, TrainSample
-from agentrig_grpo.naming import model_directory
+from recorded_steps import mini
 
 from agentrig.hardware import Cpu, CpuConfig
-from effects import Elsewhere, Flip, Settings, config_of
+from effects import Elsewhere, Flip, Settings, config_of, exact
 
 PLACE = "algorithm.grpo"
 LR = 1e-3
@@ -30,13 +29,6 @@ Weights = Mapping[str, torch.Tensor]
 def close(value: Any) -> Any:
     """Return an approximation with the precision of fp32."""
     return pytest.approx(value, rel=2e-3, abs=1e-9)
-
-
-@cache
-def mini() -> Any:
-    """Return the shipped model; take a copy."""
-    torch.set_num_threads(1)
-    return checkpoint.load_model(model_directory("mini"))
 
 
 def learner(settings: Settings) -> Learner:
@@ -172,12 +164,10 @@ def far_from_start(settings: Settings) -> tuple[bool, float]:
 
 
 def shapes(settings: Settings) -> Mapping[str, tuple[int, ...]]:
-    """Return the trained tensors with their shapes."""
     return learner(settings).trained and {n: tuple(p.shape) for n, p in learner(settings).trained.items()}
 
 
 def rate(settings: Settings) -> list[float]:
-    """Return the learning rate of three updates."""
     return [figures["lr"] for figures in learn(settings, steps=3).figures]
 
 
@@ -204,17 +194,9 @@ def places(settings: Settings) -> tuple[bool, str]:
 
 TABLE = {
     "moments": Flip(
-        a="device",
-        b="host",
-        look=places,
-        shows=lambda a, b: (a[0], b[0]) == (False, True) and a[1] == b[1],
+        a="device", b="host", look=places, shows=lambda a, b: (a[0], b[0]) == (False, True) and a[1] == b[1]
     ),
-    "optimizer": Flip(
-        a="adamw",
-        b="adamw8bit",
-        look=moments,
-        shows=lambda a, b: (a, b) == ({"torch.float32"}, {"torch.uint8"}),
-    ),
+    "optimizer": exact("adamw", "adamw8bit", moments, ({"torch.float32"}, {"torch.uint8"})),
     "lr": Flip(
         a=1e-5, b=1e-4, look=lambda s: learn(s).change(), shows=lambda a, b: b == pytest.approx(10 * a, rel=0.02)
     ),
@@ -238,15 +220,15 @@ TABLE = {
         look=lambda s: (learn(s).mean / 0.1, s["max_grad_norm"]),
         shows=lambda a, b: a[0] == close(1e-3) and b[0] == close(1e-2),
     ),
-    "clip_low": Flip(a=0.2, b=0.6, look=clipped(0.5, -1.0), shows=lambda a, b: (a, b) == (1.0, 0.0)),
-    "clip_high": Flip(a=0.28, b=1.0, look=clipped(1.6, 1.0), shows=lambda a, b: (a, b) == (1.0, 0.0)),
+    "clip_low": exact(0.2, 0.6, clipped(0.5, -1.0), (1.0, 0.0)),
+    "clip_high": exact(0.28, 1.0, clipped(1.6, 1.0), (1.0, 0.0)),
     "loss": Flip(
         a="clip",
         b="sapo",
         look=lambda s: learn(s, given=off_policy(1.6, 1.0)).figures[0]["loss"],
         shows=lambda a, b: a == close(-1.28) and b == close(-4 / (1 + math.exp(-0.6))),
     ),
-    "rollout_is_threshold": Flip(a=2.0, b=4.0, look=stale, shows=lambda a, b: (a, b) == (close(-2.0), close(-3.0))),
+    "rollout_is_threshold": exact(2.0, 4.0, stale, (close(-2.0), close(-3.0))),
     "kl_loss_coef": Flip(
         a=0.0, b=10.0, look=far_from_start, shows=lambda a, b: not a[0] and b[0] and b[1] < 0.9 * a[1]
     ),

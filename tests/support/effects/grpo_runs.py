@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache, partial
@@ -27,7 +26,7 @@ from agentrig.run.drawing import RULES, Group
 from agentrig.run.loop import Loop
 from agentrig.run.training import train
 from agentrig.tasks import Task
-from effects import Elsewhere, Flip, Settings, Together, config_of, folder
+from effects import Elsewhere, Flip, Settings, Together, config_of, folder, free_port
 from effects.run import OWN, overrides
 
 PLACE = "algorithm.grpo"
@@ -100,13 +99,6 @@ def asked(rows: list[dict[str, Any]], field: str) -> set[Any]:
 RUNS = Together(run)
 
 
-def free_port() -> int:
-    """Return a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def serve(settings: Settings) -> Mapping[str, Any]:
     """Return how a served model handles eight short requests at once, eight long ones, and one that is sent twice."""
     hardware = Cpu(config=CpuConfig(threads=1))
@@ -172,16 +164,14 @@ def drawn(settings: Settings) -> float:
 PORT = free_port()
 SERVED = Together(serve)
 TABLE = {
-    "model": RUNS.flip("model", "mini", other_model(), lambda r: r["context"], lambda a, b: (a, b) == (512, 500)),
-    "steps": RUNS.flip(
-        "steps", 2, 4, lambda r: [line["step"] for line in r["lines"]], lambda a, b: (a, b) == ([1, 2], [1, 2, 3, 4])
-    ),
-    "tasks_per_step": RUNS.flip(
+    "model": RUNS.exact("model", "mini", other_model(), lambda r: r["context"], (512, 500)),
+    "steps": RUNS.exact("steps", 2, 4, lambda r: [line["step"] for line in r["lines"]], ([1, 2], [1, 2, 3, 4])),
+    "tasks_per_step": RUNS.exact(
         "tasks_per_step",
         2,
         3,
         lambda r: {len({row["group"] for row in r["train"] if row["step"] == line["step"]}) for line in r["lines"]},
-        lambda a, b: (a, b) == ({2}, {3}),
+        ({2}, {3}),
     ),
     "task_sampling": Flip(
         a="uniform",
@@ -190,20 +180,16 @@ TABLE = {
         shows=lambda a, b: a[0] == 0.5 and min(a[1], b[0]) > 0.6,
     ),
     "recheck_every": Flip(
-        a=2,
-        b=8,
-        look=drawn,
-        shows=lambda a, b: 0.5 < a < b - 0.1,
-        beside={"task_sampling": "skip-solved"},
+        a=2, b=8, look=drawn, shows=lambda a, b: 0.5 < a < b - 0.1, beside={"task_sampling": "skip-solved"}
     ),
-    "group_size": RUNS.flip(
+    "group_size": RUNS.exact(
         "group_size",
         5,
         4,
         lambda r: set(Counter((row["step"], row["group"]) for row in r["train"]).values()),
-        lambda a, b: (a, b) == ({5}, {4}),
+        ({5}, {4}),
     ),
-    "temperature": RUNS.flip(
+    "temperature": RUNS.exact(
         "temperature",
         1.0,
         1.5,
@@ -211,14 +197,14 @@ TABLE = {
             asked(r["train"], "temperature"),
             max(x["algorithm"].get("sampled_difference", 0.0) for x in r["lines"]) < 0.01,
         ),
-        lambda a, b: (a, b) == (({1.0}, True), ({1.5}, True)),
+        (({1.0}, True), ({1.5}, True)),
     ),
-    "top_p": RUNS.flip(
+    "top_p": RUNS.exact(
         "top_p",
         1.0,
         0.999,
         lambda r: (asked(r["train"], "top_p"), asked(r["measured"], "top_p")),
-        lambda a, b: (a, b) == (({1.0}, {1.0}), ({0.999}, {1.0})),
+        (({1.0}, {1.0}), ({0.999}, {1.0})),
     ),
     "max_tokens": RUNS.flip(
         "max_tokens",
@@ -227,20 +213,14 @@ TABLE = {
         lambda r: (asked(r["train"], "max_tokens"), max(row["response_tokens"] for row in r["train"])),
         lambda a, b: a[0] == {9} and b[0] == {11} and a[1] <= 9 and b[1] <= 11,
     ),
-    "val_temperature": RUNS.flip(
-        "val_temperature",
-        0.0,
-        0.5,
-        lambda r: asked(r["measured"], "temperature"),
-        lambda a, b: (a, b) == ({0.0}, {0.5}),
+    "val_temperature": RUNS.exact(
+        "val_temperature", 0.0, 0.5, lambda r: asked(r["measured"], "temperature"), ({0.0}, {0.5})
     ),
-    "validate_every": RUNS.flip(
-        "validate_every", 1, 2, lambda r: r["validated"], lambda a, b: (a, b) == ([0, 1, 2], [0, 2, 4])
-    ),
-    "save_every": RUNS.flip("save_every", 1, 2, lambda r: r["saved"], lambda a, b: (a, b) == ([1, 2], [2, 4])),
-    "keep_every": RUNS.flip("keep_every", 0, 2, lambda r: r["kept"], lambda a, b: (a, b) == ([], [2, 4])),
-    "final": RUNS.flip("final", "last", "best", lambda r: r["ends_with_best"], lambda a, b: (a, b) == (False, True)),
-    "max_length": SERVED.flip("max_length", 0, 400, lambda seen: seen["context"], lambda a, b: (a, b) == (512, 400)),
+    "validate_every": RUNS.exact("validate_every", 1, 2, lambda r: r["validated"], ([0, 1, 2], [0, 2, 4])),
+    "save_every": RUNS.exact("save_every", 1, 2, lambda r: r["saved"], ([1, 2], [2, 4])),
+    "keep_every": RUNS.exact("keep_every", 0, 2, lambda r: r["kept"], ([], [2, 4])),
+    "final": RUNS.exact("final", "last", "best", lambda r: r["ends_with_best"], (False, True)),
+    "max_length": SERVED.exact("max_length", 0, 400, lambda seen: seen["context"], (512, 400)),
     "max_staleness": Elsewhere(
         "tests/run/test_overlap.py::test_rollouts_run_while_the_step_before_is_learned",
         "with 1, in a run, each batch of rollouts ends before the step before does; other runs' begin after it",
@@ -252,19 +232,11 @@ TABLE = {
 }
 
 SERVER_TABLE = {
-    "batch": SERVED.flip("batch", 64, 3, lambda seen: seen["short"], lambda a, b: (a, b) == ("all", "some")),
-    "kv_cache_mb": SERVED.flip("kv_cache_mb", 64, 1, lambda seen: seen["long"], lambda a, b: (a, b) == ("all", "one")),
-    "prompt_cache_mb": SERVED.flip(
-        "prompt_cache_mb", 64, 0, lambda seen: seen["prefills"], lambda a, b: (a, b) == (1, 2)
-    ),
-    "threads": SERVED.flip("threads", 1, 2, lambda seen: seen["threads"], lambda a, b: (a, b) == (1, 2)),
-    "host": SERVED.flip(
-        "host",
-        "127.0.0.1",
-        "127.0.0.2",
-        lambda seen: seen["host"],
-        lambda a, b: (a, b) == ("127.0.0.1", "127.0.0.2"),
-    ),
+    "batch": SERVED.exact("batch", 64, 3, lambda seen: seen["short"], ("all", "some")),
+    "kv_cache_mb": SERVED.exact("kv_cache_mb", 64, 1, lambda seen: seen["long"], ("all", "one")),
+    "prompt_cache_mb": SERVED.exact("prompt_cache_mb", 64, 0, lambda seen: seen["prefills"], (1, 2)),
+    "threads": SERVED.exact("threads", 1, 2, lambda seen: seen["threads"]),
+    "host": SERVED.exact("host", "127.0.0.1", "127.0.0.2", lambda seen: seen["host"]),
     "port": SERVED.flip("port", 0, PORT, lambda seen: seen["port"], lambda a, b: b == PORT != a),
 }
 
@@ -275,5 +247,5 @@ RUN_TABLE = {
         False,
         lambda r: [line.get("delivery") is not None for line in r["lines"]],
         lambda a, b: all(a) and not any(b),
-    ),
+    )
 }

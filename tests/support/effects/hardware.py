@@ -17,7 +17,7 @@ from agentrig_verl.workers import ray_environment
 from agentrig.forest.attention import NAME
 from agentrig.forest.scoring import prepare
 from agentrig.hardware.memory import GIB, DeviceMemory
-from effects import Flip, Settings, config_of
+from effects import Flip, Settings, config_of, exact
 from effects.tasks import build
 
 
@@ -57,30 +57,26 @@ def budget(name: str, settings: Settings) -> float:
 
 
 TABLES = {
-    "hardware.cpu": {
-        "threads": Flip(a=1, b=3, look=threads, shows=lambda a, b: (a, b) == ((1, "1"), (3, "3"))),
-    },
+    "hardware.cpu": {"threads": exact(1, 3, threads, ((1, "1"), (3, "3")))},
     "hardware.cuda": {
-        "attention": Flip(
-            a="sdpa", b="eager", look=attention, shows=lambda a, b: (a, b) == (("sdpa", NAME), ("eager", "eager"))
-        ),
-        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("cuda", s), shows=lambda a, b: (a, b) == (80.0, 23.25)),
+        "attention": exact("sdpa", "eager", attention, (("sdpa", NAME), ("eager", "eager"))),
+        "memory_gib": exact(0, 24, lambda s: budget("cuda", s), (80.0, 23.25)),
     },
     "hardware.ascend": {
-        "memory_gib": Flip(a=0, b=24, look=lambda s: budget("ascend", s), shows=lambda a, b: (a, b) == (80.0, 23.25)),
+        "memory_gib": exact(0, 24, lambda s: budget("ascend", s), (80.0, 23.25)),
         "socket_ports": Flip(
             a="60000-60050",
             b="61000-61050",
             look=ports,
             shows=lambda a, b: set(a.values()) == {"60000-60050"} and set(b.values()) == {"61000-61050"},
         ),
-        "ray_keeps_visibility": Flip(
-            a=False,
-            b=True,
-            look=lambda s: ray_environment(build("hardware.ascend", s), {"verl": "0.9.1"})["env_vars"].get(
+        "ray_keeps_visibility": exact(
+            False,
+            True,
+            lambda s: ray_environment(build("hardware.ascend", s), {"verl": "0.9.1"})["env_vars"].get(
                 "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
             ),
-            shows=lambda a, b: (a, b) == (None, "1"),
+            (None, "1"),
         ),
     },
 }

@@ -1,14 +1,11 @@
-"""A plugin file for the effects of keys: an agent for training, rewards."""
+"""A plugin file for the effects of keys: an agent and tasks for training."""
 
 from __future__ import annotations
-
-import os
-import time
 
 import httpx
 
 import agentrig
-from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+from agentrig import AgentSpec, Task, TasksSpec, hookimpl
 
 
 def writer(task_input, endpoint):
@@ -29,26 +26,12 @@ def writer(task_input, endpoint):
 
 
 class Names:
-    """Eight questions in each split."""
-
     splits = ("train", "validation", "test")
     roles = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012
 
     def load(self, split):
-        """Return the tasks."""
         rows = [Task(id=f"{split}-{i}", input={"question": f"{split} {i}", "split": split}) for i in range(8)]
         return rows
-
-
-def slow(task, outcome, budget_s):
-    """Judge in 1.3 seconds."""
-    time.sleep(1.3)
-    return Score.ok(1.0)
-
-
-def where(task, outcome, budget_s):
-    """Return the id of the process that judges."""
-    return Score.ok(float(os.getpid()))
 
 
 @hookimpl
@@ -59,9 +42,3 @@ def register_agents():
 @hookimpl
 def register_tasks():
     yield TasksSpec(name="effects-names", summary="Names.", build=lambda config: Names())
-
-
-@hookimpl
-def register_rewards():
-    yield RewardSpec(name="effects-slow", summary="Takes its time.", build=lambda config: slow)
-    yield RewardSpec(name="effects-where", summary="Says where it judges.", build=lambda config: where)

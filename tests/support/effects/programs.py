@@ -17,7 +17,7 @@ from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
 from agentrig.settings import structure
 from agentrig.tracing.recording import recording
-from effects import Elsewhere, Flip, Settings
+from effects import Elsewhere, Flip, Settings, exact, shown_by
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="tiny", api_key="key-1", sampling={"temperature": 0.5})
 TASK = {"question": "seven", "gold": {"text": "okok"}}
@@ -64,27 +64,22 @@ def called_back(key: str, default: str) -> Flip:
 
 
 TESTS = {
-    "test_command.py::test_the_input_comes_on_stdin_in_a_file_or_in_variables": ("input", "input_variables"),
-    "test_command.py::test_variables_have_the_models_address_under_settable_names": (
+    "test_the_input_comes_on_stdin_in_a_file_or_in_variables": ("input", "input_variables"),
+    "test_variables_have_the_models_address_under_settable_names": (
         *("base_url_variable", "api_key_variable", "model_variable", "variables"),
     ),
-    "test_command.py::test_the_answer_is_read_on_stdout_or_in_a_file": ("answer", "answer_file", "answer_required"),
-    "test_command.py::test_exit_codes_are_failure_kinds_by_a_table": ("exit_codes",),
-    "test_command.py::test_each_rollout_has_a_folder_of_its_own_that_is_removed": ("folder", "copy"),
-    "test_faults.py::test_each_fault_is_a_typed_failure": (
-        *("time_s", "output_mb", "memory_mb", "disk_mb", "processes"),
-    ),
+    "test_the_answer_is_read_on_stdout_or_in_a_file": ("answer", "answer_file", "answer_required"),
+    "test_exit_codes_are_failure_kinds_by_a_table": ("exit_codes",),
+    "test_each_rollout_has_a_folder_of_its_own_that_is_removed": ("folder", "copy"),
+}
+FAULTS = {
+    "test_each_fault_is_a_typed_failure": (*("time_s", "output_mb", "memory_mb", "disk_mb", "processes"),),
 }
 TABLE: dict[str, Flip | Elsewhere] = {
-    **{
-        key: Elsewhere(f"tests/external/{test}", "its own tests show it")
-        for test, keys in TESTS.items()
-        for key in keys
-    },
-    "command": Flip(a="echo 1", b=["echo", "2"], look=run, shows=lambda a, b: (a, b) == (1, 2)),
-    "shell": Flip(
-        a=False, b=True, look=run, shows=lambda a, b: (a, b) == ("!no-answer", 2), beside={"command": "echo $((1+1))"}
-    ),
+    **shown_by("tests/external/test_command.py", TESTS),
+    **shown_by("tests/external/test_faults.py", FAULTS),
+    "command": exact("echo 1", ["echo", "2"], run, (1, 2)),
+    "shell": exact(False, True, run, ("!no-answer", 2), beside={"command": "echo $((1+1))"}),
     "answer_url_variable": called_back("answer_url_variable", "AGENTRIG_ANSWER_URL"),
     "answer_key_variable": called_back("answer_key_variable", "AGENTRIG_ANSWER_KEY"),
     "node": Flip(
@@ -139,16 +134,16 @@ LIGHTNING_V1: dict[str, Flip | Elsewhere] = {
         ("agent_class", "folder", "env_map"),
         Elsewhere(f"{V1}::test_a_class_gets_its_variables_and_its_last_reward_counts", "its own test shows it"),
     ),
-    "command": Flip(a=COMMAND, b=OTHER, look=rewarded, shows=lambda a, b: (a, b) == (0.5, 0.125)),
+    "command": exact(COMMAND, OTHER, rewarded, (0.5, 0.125)),
     "python": Elsewhere(
         f"{V1}::test_an_agent_does_the_same_under_the_installed_agent_lightning",
         "it needs a Python with other packages",
     ),
-    "time_s": Flip(
-        a=0.3,
-        b=30.0,
-        look=rewarded,
-        shows=lambda a, b: (a, b) == ("!deadline", 0.5),
+    "time_s": exact(
+        0.3,
+        30.0,
+        rewarded,
+        ("!deadline", 0.5),
         beside={"command": [sys.executable, "-c", f"import time; time.sleep(1); {POSTED}"]},
     ),
 }

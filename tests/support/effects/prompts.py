@@ -11,7 +11,7 @@ from agentrig_prompts import build
 from agentrig.endpoints import Endpoint
 from agentrig.external.model import EndpointServer
 from agentrig.servers import ServerPlan
-from effects import Elsewhere, Flip, Inherited, Settings, config_of
+from effects import Elsewhere, Flip, Inherited, Settings, config_of, exact
 
 ASKING = "plugins/agentrig-prompts/tests/test_prompts_asking.py::"
 RUNS = "plugins/agentrig-prompts/tests/test_prompts_run.py::"
@@ -21,12 +21,10 @@ BASE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
 
 
 def served(settings: Settings) -> ServerPlan:
-    """Return what the run's server serves."""
     return build(config_of("algorithm.gepa", settings))._plan(NOWHERE)
 
 
 def sampling(settings: Settings) -> Mapping[str, Any]:
-    """Return the sampling fields of the agent's calls."""
     return build(config_of("algorithm.gepa", settings))._sampled([Endpoint(**BASE)])[0].sampling
 
 
@@ -46,12 +44,10 @@ REFLECTS = f"{ASKING}test_a_reflection_sees_inputs_outputs_and_feedback_and_is_p
 REFUSED = f"{RUNS}test_what_can_find_nothing_is_refused_before_the_first_rollout"
 
 TABLE: Mapping[str, Flip | Elsewhere] = {
-    "model": Flip(a="/a", b="/b", look=lambda s: str(served(s).model), shows=lambda a, b: (a, b) == ("/a", "/b")),
-    "dtype": Flip(
-        a="float32", b="bfloat16", look=lambda s: served(s).dtype, shows=lambda a, b: (a, b) == ("float32", "bfloat16")
-    ),
-    "temperature": Flip(a=0.0, b=0.7, look=lambda s: sampling(s)["temperature"], shows=lambda a, b: (a, b) == (0, 0.7)),
-    "reply_tokens": Flip(a=8, b=16, look=lambda s: sampling(s)["max_tokens"], shows=lambda a, b: (a, b) == (8, 16)),
+    "model": exact("/a", "/b", lambda s: str(served(s).model)),
+    "dtype": exact("float32", "bfloat16", lambda s: served(s).dtype),
+    "temperature": exact(0.0, 0.7, lambda s: sampling(s)["temperature"], (0, 0.7)),
+    "reply_tokens": exact(8, 16, lambda s: sampling(s)["max_tokens"]),
     "reflection_base_url": elsewhere(REFLECTS),
     "reflection_model": elsewhere(REFLECTS),
     "reflection_temperature": elsewhere(REFLECTS),
@@ -72,16 +68,14 @@ APO: Mapping[str, Elsewhere | Inherited] = {
 }
 
 ENDPOINT: Mapping[str, Flip | Elsewhere] = {
-    "base_url": Flip(
-        a="http://a:1/v1", b="http://b:1/v1/", beside={"model": "m"}, look=lambda s: endpoint(s).base_url,
-        shows=lambda a, b: (a, b) == ("http://a:1/v1", "http://b:1/v1"),
+    "base_url": exact(
+        "http://a:1/v1",
+        "http://b:1/v1/",
+        lambda s: endpoint(s).base_url,
+        ("http://a:1/v1", "http://b:1/v1"),
+        beside={"model": "m"},
     ),
-    "model": Flip(
-        a="one", b="two", beside={"base_url": BASE["base_url"]}, look=lambda s: endpoint(s).model,
-        shows=lambda a, b: (a, b) == ("one", "two"),
-    ),
+    "model": exact("one", "two", lambda s: endpoint(s).model, beside={"base_url": BASE["base_url"]}),
     "api_key": elsewhere(f"{MODEL}test_a_model_elsewhere_is_asked_with_its_key_and_cannot_be_trained"),
-    "token_ids": Flip(
-        a=False, b=True, beside=BASE, look=lambda s: endpoint(s).token_ids, shows=lambda a, b: (a, b) == (False, True)
-    ),
-}  # fmt: skip
+    "token_ids": exact(False, True, lambda s: endpoint(s).token_ids, beside=BASE),
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from effects import Elsewhere
+from effects import Elsewhere, shown_by
 
 SUM = "tests/grading/test_weighted.py::test_values_are_added_by_weight_and_the_primary_part_decides_what_is_correct"
 JUDGE = "tests/grading/test_judge.py"
@@ -17,7 +17,5 @@ KEYS = {
 
 TABLES = {
     "reward.weighted": {key: Elsewhere(SUM, "it needs other rewards") for key in ("parts", "primary")},
-    "reward.judge": {
-        key: Elsewhere(f"{JUDGE}::{test}", "it needs an endpoint") for test, keys in KEYS.items() for key in keys
-    },
+    "reward.judge": shown_by(JUDGE, KEYS, "it needs an endpoint"),
 }

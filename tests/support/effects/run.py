@@ -1,25 +1,21 @@
-"""The keys of `[run]`, observed in plans, task splits, the scorer, and two small runs."""
+"""The keys of `[run]`, observed in plans, task splits and the scorer."""
 
 from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from model_server import ModelServer, model_server
 
 from agentrig import Outcome, Task, Trace
-from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
 from agentrig.run.splits import load_splits
-from agentrig.run.training import train
 from agentrig.tasks import tasks_of_step
-from effects import ROOT, Elsewhere, Flip, Settings, Together, folder
+from effects import ROOT, Elsewhere, Flip, Settings, exact, folder
 
 TOY = str(ROOT / "tests" / "support" / "toy_plugin.py")
 OWN = str(Path(__file__).with_name("plugin.py"))
@@ -39,7 +35,6 @@ def plan(settings: Settings, *more: str, **uses: str) -> Plan:
 
 
 def place(settings: Settings) -> Path:
-    """Return the run directory that is made."""
     made = RunDirectory.create(plan({"name": "here", **settings}))
     made.release()
     return made.path
@@ -70,12 +65,6 @@ def verdict(settings: Settings) -> tuple[str, bool | None]:
     return score.status, score.correct
 
 
-def patience(settings: Settings) -> str:
-    """Return the status of a score whose reward takes 1.3 seconds."""
-    (score,) = plan(settings, reward="effects-slow").scorer()([HALF])
-    return score.status
-
-
 def plugin(name: str) -> Any:
     """Return a look: the status of a plugin, `-` if it is unknown."""
 
@@ -94,40 +83,6 @@ def server() -> ModelServer:
     return lent.__enter__()
 
 
-def small_run(settings: Settings) -> Mapping[str, Any]:
-    """Return the results of a run of one step in which every fourth agent raises."""
-    name = f"limit-{settings['failure_limit']}"
-    own = [
-        f"algorithm.endpoint={server().url}",
-        "algorithm.steps=1",
-        "algorithm.tasks=8",
-        "algorithm.report=false",
-        'tasks.do=["raise", "", "", ""]',
-        "run.validation_tasks=1",
-    ]
-    made = plan({**settings, "name": name, "directory": f"{folder()}/small"}, *own)
-    try:
-        train(made)
-        stopped = ""
-    except RunStopped as error:
-        stopped = str(error)
-    run = folder() / "small" / name
-    (file,) = (run / "rollouts").glob("train-*.parquet")
-    rows = pq.read_table(file).to_pylist()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] if not stopped else []
-    return {"stopped": stopped, "rows": rows, "lines": lines}
-
-
-def second_rewards(run: Mapping[str, Any]) -> tuple[int, list[Any]]:
-    """Return how many rollouts have the second reward's score, and the rewards whose mean was logged."""
-    return sum(row["second_rewards"] is not None for row in run["rows"]), [
-        list(line.get("second_rewards", ())) for line in run["lines"]
-    ]
-
-
-RUNS = Together(small_run)
-
-
 def order(settings: Settings) -> list[str]:
     """Return the tasks of a step, as a run of this seed takes them."""
     made = plan(settings)
@@ -136,43 +91,28 @@ def order(settings: Settings) -> list[str]:
 
 TABLE = {
     "seed": Flip(a=0, b=1, look=order, shows=lambda a, b: a != b and len(a) == len(b)),
-    "name": Flip(a="first", b="second", look=lambda s: place(s).name, shows=lambda a, b: (a, b) == ("first", "second")),
-    "directory": Flip(
-        a=f"{folder()}/one",
-        b=f"{folder()}/two",
-        look=lambda s: str(place(s).parent),
-        shows=lambda a, b: (a, b) == (f"{folder()}/one", f"{folder()}/two"),
-    ),
+    "name": exact("first", "second", lambda s: place(s).name),
+    "directory": exact(f"{folder()}/one", f"{folder()}/two", lambda s: str(place(s).parent)),
     "train": Flip(a="", b="test", look=split("train"), shows=of("test-")),
     "validation": Flip(a="", b="test", look=split("validation"), shows=of("test-")),
     "report": Flip(a="", b="train", look=split("report"), shows=of("train-")),
     "train_tasks": Flip(a=0, b=5, look=split("train"), shows=first(5)),
     "validation_tasks": Flip(a=0, b=5, look=split("validation"), shows=first(5)),
     "report_tasks": Flip(a=0, b=5, look=split("report"), shows=first(5)),
-    "failure_limit": RUNS.flip(
-        "failure_limit",
-        0.3,
-        0.2,
-        look=lambda run: run["stopped"],
-        shows=lambda a, b: not a and "4 of 16 train rollouts failed (limit 20%" in b,
+    "failure_limit": Elsewhere(
+        "tests/test_rules.py::test_rule_2_a_failure_is_typed_and_never_a_zero", "a run within and one above the limit"
     ),
-    "reward_budget_s": Flip(a=10.0, b=0.05, look=patience, shows=lambda a, b: (a, b) == ("ok", "invalid")),
-    "correct_at": Flip(a=0.4, b=0.6, look=verdict, shows=lambda a, b: (a, b) == (("ok", True), ("ok", False))),
+    "reward_budget_s": Elsewhere(
+        "tests/test_rewards.py::test_a_reward_that_never_ends_holds_up_nobody", "it shows in a reward's process"
+    ),
+    "correct_at": exact(0.4, 0.6, verdict, (("ok", True), ("ok", False))),
     "delivery": Elsewhere(
         "tests/proofs/test_delivery.py::test_the_proof_can_be_turned_off", "a run with and without the proof"
     ),
     "audit": Elsewhere(
         "tests/audit/test_auditing.py::test_the_auditor_can_be_turned_off", "a run with and without the auditor"
     ),
-    "second_reward": RUNS.flip(
-        "second_reward",
-        "toy-parity",
-        "",
-        look=second_rewards,
-        shows=lambda a, b: a == (12, [["toy-parity"]]) and b[0] == 0,
-    ),
-    "block": Flip(
-        a=[], b=["agentrig-verl"], look=plugin("agentrig-verl"), shows=lambda a, b: (a, b) == ("ok", "blocked")
-    ),
-    "plugins": Flip(a=[], b=[TOY], look=plugin("toy_plugin"), shows=lambda a, b: (a, b) == ("-", "ok")),
+    "second_reward": Elsewhere("tests/run/test_session.py::test_a_run_from_start_to_end", "it needs a run"),
+    "block": exact([], ["agentrig-verl"], plugin("agentrig-verl"), ("ok", "blocked")),
+    "plugins": exact([], [TOY], plugin("toy_plugin"), ("-", "ok")),
 }

@@ -11,7 +11,7 @@ from agentrig.external.http import HttpAgent
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
 from agentrig.testing.scripted import LocalServer, QuietHandler, serving
-from effects import Elsewhere, Flip, Settings
+from effects import Elsewhere, Flip, Settings, shown_by
 
 JOB = Job(id="r", input={"question": "2 + 2?"}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="tiny"))
 
@@ -57,11 +57,7 @@ TESTS = {
 }
 
 TABLE: dict[str, Flip | Elsewhere] = {
-    **{
-        key: Elsewhere(f"tests/external/test_http_agent.py::{test}", "it has a test")
-        for test, keys in TESTS.items()
-        for key in keys
-    },
+    **shown_by("tests/external/test_http_agent.py", TESTS),
     "callback_host": flip(
         a="127.0.0.1", b="127.0.0.2", look=callbacks, shows=lambda a, b: (a, b) == ("127.0.0.1", "127.0.0.2")
     ),

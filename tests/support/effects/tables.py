@@ -86,7 +86,6 @@ OF_RUNS = [
     *(("run", key) for key in grpo_runs.RUN_TABLE),
     *(("server.embedded", key) for key in grpo_runs.SERVER_TABLE),
     *(("algorithm.grpo", key) for key in grpo_runs.TABLE),
-    *(("run", key) for key in ("failure_limit", "second_reward", "reward_budget_s")),
     *((place, "timeout_s") for place in ("reward.spider-exec", "reward.spider-exec-strict")),
     *(("agent.langgraph-sql", key) for key in ("timeout", "query_timeout_s")),
     *(

@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 from rollouts import trace_of
 
 from agentrig import Outcome, Score, Task
-from effects import Elsewhere, Flip, Settings, Together, config_of, folder, registry
+from effects import Elsewhere, Flip, Settings, Together, config_of, exact, folder, registry, shown_by
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
 
 def build(place: str, settings: Settings) -> Any:
-    """Build a component as a run does."""
     kind, _, name = place.partition(".")
     spec: Any = registry().find(kind, name).spec
     return spec.build(config_of(place, settings))
@@ -99,57 +98,15 @@ def rewards(place: str) -> dict[str, Flip]:
     }
 
 
-def sheet(name: str) -> str:
-    """Return a CSV file whose questions begin with its name."""
-    file = folder() / f"{name}.csv"
-    parts = ("train", "validation", "test")
-    rows = [f"i{n},{name} {n},{n},{'easy' if n % 2 else 'hard'},{parts[n % 3]},00{n}" for n in range(12)]
-    file.write_text("\n".join(["name,question,answer,level,part,code", *rows]) + "\n")
-    return str(file)
-
-
-def table(key: str, a: Any, b: Any, see: Any, shows: Any, split: str = "train", **beside: Any) -> Flip:
-    """Return the entry of a key of `table`: what is seen of a split's tasks."""
-    more = {"private": ["answer"], **({} if key == "file" else {"file": sheet("first")}), **beside}
-    return Flip(a=a, b=b, look=lambda s: see(build("tasks.table", s).load(split)), shows=shows, beside=more)
-
-
-def first_words(tasks: Any) -> set[str]:
-    """Return the first words of the questions."""
-    return {task.input["question"].split()[0] for task in tasks}
-
-
 TABLE = {
-    "file": table("file", sheet("first"), sheet("second"), first_words, lambda a, b: (a, b) == ({"first"}, {"second"})),
-    "validation": table(
-        "validation", sheet("second"), sheet("third"), first_words,
-        lambda a, b: (a, b) == ({"second"}, {"third"}), "validation",
-    ),
-    "test": table(
-        "test", sheet("second"), sheet("third"), first_words, lambda a, b: (a, b) == ({"second"}, {"third"}), "test"
-    ),
-    "input": table(
-        "input", ["question"], ["level", "code"], lambda t: set(t[0].input),
-        lambda a, b: (a, b) == ({"question"}, {"level", "code"}),
-    ),
-    "private": table(
-        "private", ["answer"], ["level"], lambda t: set(t[0].private), lambda a, b: (a, b) == ({"answer"}, {"level"})
-    ),
-    "id": table(
-        "id", "name", "question", lambda t: t[0].id.split("-", 1)[1][:2], lambda a, b: a[0] == "i" and b == "fi"
-    ),
-    "split": table("split", "", "part", lambda t: len(t), lambda a, b: b == 4 != a, shares=[1.0, 0.0, 0.0]),
-    "shares": table(
-        "shares", [1.0, 0.0, 0.0], [0.0, 0.5, 0.5], lambda t: len(t), lambda a, b: (a, b) == (12, 0)
-    ),
-    "text": table("text", [], ["answer"], lambda t: type(t[0].private["answer"]), lambda a, b: (a, b) == (int, str)),
-    "slices": table(
-        "slices", ["level"], ["part"], lambda t: set(t[0].slices), lambda a, b: (a, b) == ({"level"}, {"part"})
-    ),
-}  # fmt: skip
+    "test_columns_are_what_they_are_named": ("file", "input", "private", "id", "slices", "split"),
+    "test_files_are_splits_and_a_run_takes_them": ("validation", "test"),
+    "test_shares_put_rows_with_one_input_into_one_split": ("shares",),
+    "test_gold_is_of_one_kind_in_all_files": ("text",),
+}
 
 TABLES = {
-    "tasks.table": TABLE,
+    "tasks.table": shown_by("tests/test_tables.py", TABLE),
     "tasks.mini-sql": {
         "seed": MINI.flip(
             "seed", 0, 1, lambda seen: seen, lambda a, b: a["questions"] != b["questions"] and a["rows"] != b["rows"]
@@ -163,12 +120,12 @@ TABLES = {
         ),
     },
     "tasks.spider": {
-        "dir": Flip(
-            a=spider("first"),
-            b=spider("second"),
-            look=lambda s: build("tasks.spider", s).load("dev")[0].input["question"],
-            shows=lambda a, b: (a, b) == ("first", "second"),
-        ),
+        "dir": exact(
+            spider("first"),
+            spider("second"),
+            lambda s: build("tasks.spider", s).load("dev")[0].input["question"],
+            ("first", "second"),
+        )
     },
     "reward.spider-exec": rewards("reward.spider-exec"),
     "reward.spider-exec-strict": {

@@ -13,7 +13,7 @@ from agentrig_verl.trajectories import trajectories_of
 from rollouts import rollout, trace_of
 
 from agentrig import Task, Triplet
-from effects import Elsewhere, Flip, Settings, folder
+from effects import Elsewhere, Flip, Settings, exact, folder
 from effects.tasks import build
 
 CLUSTER = "plugins/agentrig-verl/tests/test_verl_cluster.py"
@@ -27,7 +27,6 @@ def session() -> Any:
 
 
 def composed(settings: Settings) -> Any:
-    """Return verl's whole configuration."""
     own = {"data.train_batch_size": 2, **settings.get("verl", {})}
     return build("algorithm.verl", {"model": "some/model", **settings, "verl": own}).compose(session())
 
@@ -51,13 +50,8 @@ def engine(settings: Settings) -> bool:
 
 
 TABLE = {
-    "engine": Flip(a="auto", b="verl", look=engine, shows=lambda a, b: (a, b) == (True, False)),
-    "model": Flip(
-        a="first/model",
-        b="second/model",
-        look=lambda s: composed(s).actor_rollout_ref.model.path,
-        shows=lambda a, b: (a, b) == ("first/model", "second/model"),
-    ),
+    "engine": exact("auto", "verl", engine, (True, False)),
+    "model": exact("first/model", "second/model", lambda s: composed(s).actor_rollout_ref.model.path),
     "verl": Flip(
         a={},
         b={"actor_rollout_ref.actor.optim.lr": 0.125},

@@ -10,7 +10,7 @@ from agentrig_vllm.handle import VllmServer
 from agentrig_vllm.options import arguments_of
 
 from agentrig.servers import ServerPlan
-from effects import Elsewhere, Flip, Settings, config_of
+from effects import Elsewhere, Flip, Settings, config_of, exact
 from effects.tasks import build
 
 TESTS = "plugins/agentrig-vllm/tests/test_vllm_server.py"
@@ -21,7 +21,6 @@ def _plan() -> ServerPlan:
 
 
 def arguments(settings: Settings) -> Mapping[str, Any]:
-    """Return vLLM's engine arguments."""
     return arguments_of(_plan(), config_of("server.vllm", settings))
 
 
@@ -36,33 +35,16 @@ def visible(settings: Settings) -> str:
 
 
 TABLE: Mapping[str, Flip | Elsewhere] = {
-    "gpu_memory_utilization": Flip(
-        a=0.2, b=0.6, look=lambda s: arguments(s)["gpu_memory_utilization"], shows=lambda a, b: (a, b) == (0.2, 0.6)
+    "gpu_memory_utilization": exact(0.2, 0.6, lambda s: arguments(s)["gpu_memory_utilization"]),
+    "kv_cache_mb": exact(0, 64, lambda s: arguments(s).get("kv_cache_memory_bytes"), (None, 64 << 20)),
+    "max_num_seqs": exact(8, 64, lambda s: (arguments(s)["max_num_seqs"], largest_graph(s)), ((8, 8), (64, 64))),
+    "cuda_graphs": exact(
+        True, False, lambda s: arguments(s)["compilation_config"]["cudagraph_mode"], ("FULL_DECODE_ONLY", "NONE")
     ),
-    "kv_cache_mb": Flip(
-        a=0, b=64, look=lambda s: arguments(s).get("kv_cache_memory_bytes"),
-        shows=lambda a, b: (a, b) == (None, 64 << 20),
-    ),
-    "max_num_seqs": Flip(
-        a=8, b=64, look=lambda s: (arguments(s)["max_num_seqs"], largest_graph(s)),
-        shows=lambda a, b: (a, b) == ((8, 8), (64, 64)),
-    ),
-    "cuda_graphs": Flip(
-        a=True, b=False, look=lambda s: arguments(s)["compilation_config"]["cudagraph_mode"],
-        shows=lambda a, b: (a, b) == ("FULL_DECODE_ONLY", "NONE"),
-    ),
-    "compile": Flip(
-        a=False, b=True, look=lambda s: arguments(s)["compilation_config"]["mode"], shows=lambda a, b: (a, b) == (0, 3)
-    ),
-    "tool_call_parser": Flip(
-        a="", b="mistral", look=lambda s: arguments(s).get("tool_call_parser"),
-        shows=lambda a, b: (a, b) == (None, "mistral"),
-    ),
-    "vllm": Flip(
-        a={}, b={"block_size": 32}, look=lambda s: arguments(s).get("block_size"),
-        shows=lambda a, b: (a, b) == (None, 32),
-    ),
-    "device": Flip(a=-1, b=1, look=visible, shows=lambda a, b: (a, b) == ("0", "1,0")),
+    "compile": exact(False, True, lambda s: arguments(s)["compilation_config"]["mode"], (0, 3)),
+    "tool_call_parser": exact("", "mistral", lambda s: arguments(s).get("tool_call_parser"), (None, "mistral")),
+    "vllm": exact({}, {"block_size": 32}, lambda s: arguments(s).get("block_size"), (None, 32)),
+    "device": exact(-1, 1, visible, ("0", "1,0")),
     "api_server_count": Elsewhere(
         f"{TESTS}::test_several_processes_answer_for_one_engine_and_one_version", "it needs vLLM's process"
     ),
@@ -72,4 +54,4 @@ TABLE: Mapping[str, Flip | Elsewhere] = {
     "start_s": Elsewhere(
         f"{TESTS}::test_a_server_that_starts_too_slowly_is_ended_with_its_children", "it needs vLLM's process"
     ),
-}  # fmt: skip
+}
