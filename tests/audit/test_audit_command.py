@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 import re
 import shutil
@@ -185,13 +184,12 @@ CHANGES: dict[str, tuple[str, str, Place, Any]] = {
     "other requests before training": ("held-out", START, ("calls",), shorter),
     "the score of a call": ("score", ROLLOUTS, (0, "call_values"), "[0.987]"),
     "NaN as the stated accuracy": ("held-out", "progress.json", ("after", "accuracy"), math.nan),
-    "the stated accuracy": ("held-out", "progress.json", ("after", "accuracy"), 0.123),
 }  # fmt: skip
 
 
 QUICK = (
     *("a task of another step", "another text", "a log-probability", "two rewards", "an advantage"),
-    *("a gradient's size", "moments", "NaN as what the answer differs by", "the stated accuracy"),
+    *("a gradient's size", "moments", "NaN as what the answer differs by", "a warm measurement"),
 )
 """One for each link."""
 
@@ -313,15 +311,9 @@ def test_a_file_with_other_columns_or_types_is_a_fault_that_names_it(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("config.toml", "[run\n"), ("audit/step-00002.json", "{"), ("metrics.jsonl", None)]
-)
-def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, name: str, text: str | None) -> None:
-    (run / name).unlink()
-    if text is None:
-        os.mkfifo(run / name)
-    else:
-        (run / name).write_text(text)
+@pytest.mark.parametrize(("name", "text"), [("config.toml", "[run\n"), ("audit/step-00002.json", "{")])
+def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, name: str, text: str) -> None:
+    (run / name).write_text(text)
     done = CliRunner().invoke(main, ["audit", str(run), "--step", "2"])
     assert done.exit_code == 2, done.output
     assert re.search(rf"{name} (is not TOML|cannot be read)", done.stderr), done.stderr

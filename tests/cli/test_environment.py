@@ -100,27 +100,6 @@ def test_a_machine_on_which_no_run_can_work(
     assert agentrig("--help", limits=limits, within=within) == (0, "")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("left", "what"),
-    [(150, "not even one fits"), (500, "checkpoints/step-00001 cannot be written: the disk is full")],
-    ids=["150", "500"],
-)
-def test_a_disk_that_fills_up_while_a_checkpoint_is_written(
-    model: Path, small_disk: Path, left: int, what: str
-) -> None:
-    """Or that has no room for any: then nothing is trained."""
-    (small_disk / "filler").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - (left << 10)))
-    status, said = agentrig(*training(model, small_disk))
-    assert status == 1
-    assert "Traceback" not in said, said
-    assert re.search(rf"{what}.*Free some space", said), said
-    (small_disk / "filler").unlink()
-    status, said = agentrig("train", "--resume", str(small_disk / "run"))
-    assert status == 0, said
-    assert json.loads((small_disk / "run" / "summary.json").read_text())["complete"] is True
-
-
 def test_a_full_output() -> None:
     with open("/dev/full", "wb") as full:
         status, said = agentrig("plugins", "--json", stdout=full.fileno())
@@ -129,14 +108,6 @@ def test_a_full_output() -> None:
         said
         == "agentrig: the output cannot be written: No space left on device. Send it elsewhere: agentrig … > FILE\n"
     )
-
-
-@pytest.mark.slow
-def test_a_run_whose_output_is_full_keeps_its_directory_and_says_so(model: Path, tmp_path: Path) -> None:
-    with open("/dev/full", "wb") as full:
-        status, said = agentrig(*training(model, tmp_path), "--json", stdout=full.fileno())
-    assert (status, "Traceback" in said, "the output cannot be written" in said) == (1, False, True), said
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["complete"] is True
 
 
 @pytest.mark.parametrize("words", [["plugins"], ["--help"], ["why", "/nowhere"]], ids=" ".join)

@@ -15,10 +15,8 @@ from model_server import ModelServer
 
 from agentrig import AgentSpec, RewardSpec, TasksSpec
 from agentrig.errors import AgentrigError, PluginError
-from agentrig.plan import resolve
 from agentrig.plugins.building import built, defined_at
 from agentrig.plugins.registry import Component
-from agentrig.run.training import train
 
 FORKS = """
 import os, sys
@@ -48,10 +46,25 @@ print(f"the end in {os.getcwd()}", os.waitstatus_to_exitcode(os.wait()[1]) if "F
 """
 
 SOURCE = """
-from agentrig import AdapterSpec, AgentSpec, RewardSpec, hookimpl
+from agentrig import AdapterSpec, AgentSpec, AlgorithmSpec, RewardSpec, TasksSpec, hookimpl
 
 def build(config):
     {body}
+
+class Unread:
+    splits = ("train", "validation", "test")
+    roles = {{"train": "train", "validation": "validation", "report": "test"}}
+
+    def load(self, split):
+        raise AssertionError("tasks were loaded")
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="unread", summary="", build=lambda config: Unread())
+
+@hookimpl
+def register_algorithms():
+    yield AlgorithmSpec(name="mine", summary="", build=build)
 
 @hookimpl
 def register_agents():
@@ -121,6 +134,7 @@ def test_what_a_plugin_forks_or_where_it_goes_changes_nothing_for_the_command(
     ("command", "kind", "case"),
     [
         ("train", "agent", RAISES),
+        ("train", "algorithm", RAISES),
         pytest.param("eval", "reward", NONE, marks=pytest.mark.slow),
         pytest.param("dev", "adapter", TEXT, marks=pytest.mark.slow),
     ],
@@ -131,7 +145,7 @@ def test_a_component_that_cannot_be_built_ends_a_command_before_anything_heavy_s
     body, said = case
     (tmp_path / "mine.py").write_text(SOURCE.format(body=body))
     words = [command, "toy", "--plugin", toy_file, "--plugin", "mine.py", f"--{kind}", "mine"]
-    words += [f"algorithm.endpoint={model.url}"]
+    words += ["--tasks", "unread"] if kind == "algorithm" else [f"algorithm.endpoint={model.url}"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI")}
     done = subprocess.run(
         [sys.executable, "-c", MAIN, *words],
@@ -196,36 +210,6 @@ def test_a_reward_may_score_batches_only() -> None:
             return []
 
     assert isinstance(built(component(RewardSpec(name="m", summary="", build=lambda c: Many())), None), Many)  # type: ignore[arg-type,return-value]
-
-
-UNREAD = """
-from agentrig import AlgorithmSpec, TasksSpec, hookimpl
-
-class Unread:
-    splits = ("train", "validation", "test")
-    roles = {"train": "train", "validation": "validation", "report": "test"}
-
-    def load(self, split):
-        raise AssertionError("tasks were loaded")
-
-@hookimpl
-def register_tasks():
-    yield TasksSpec(name="unread", summary="", build=lambda config: Unread())
-
-@hookimpl
-def register_algorithms():
-    yield AlgorithmSpec(name="broken", summary="", build=lambda config: {}["weights"])
-"""
-
-
-def test_every_component_is_built_before_tasks_are_loaded(toy_file: str, tmp_path: Path) -> None:
-    mine = tmp_path / "unread.py"
-    mine.write_text(UNREAD)
-    own = [f"run.directory={tmp_path}/runs", "runners.n=1"]
-    uses = {"tasks": "unread", "algorithm": "broken"}
-    with pytest.raises(PluginError, match=r"the algorithm broken cannot be built: KeyError: 'weights' \(unread.py"):
-        train(resolve("toy", overrides=own, uses=uses, files=[toy_file, str(mine)]))
-    assert not (tmp_path / "runs").exists()
 
 
 def test_one_variable_is_no_list_of_its_letters() -> None:

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from agentrig.cli.entry import main
 from agentrig.errors import ConfigError, LookupFailed, PluginError
-from agentrig.plan import Plan, resolve, to_toml
-from agentrig.plugins.loading import load
+from agentrig.plan import Plan, resolve
 from agentrig.run.training import train
 
 MakePlan = Callable[..., Plan]
@@ -166,25 +165,3 @@ def test_the_command_line_lists_and_shows_observers_and_plain_hooks(toy_file: st
     printed = CliRunner().invoke(main, ["plugins", "--plugin", toy_file, "show", "toy-notes"]).stdout
     assert printed.startswith(f"observer toy-notes  ({toy_file})")
     assert "every = 1  (an integer, >= 1)  note every this many steps" in printed
-
-
-def test_a_resumed_run_takes_no_observer_by_option(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["train", "--resume", str(tmp_path), "--observer", "toy-notes"])
-    assert (done.exit_code, "a resumed run keeps its configuration" in done.stderr) == (1, True)
-
-
-def test_a_plan_with_observers_is_written_as_a_run_file(file: Callable[..., Plan], tmp_path: Path) -> None:
-    mine = MINE.format(body=STEP, made="Mine()")
-    text = to_toml(file("", "observer.use=toy-notes", observers=("mine",), mine=mine).as_dict())
-    assert '[observer]\nuse = ["toy-notes", "mine"]\n\n[observer.toy-notes]\nfile = "notes.txt"\n' in text
-    (tmp_path / "again.toml").write_text(text)
-    assert to_toml(resolve(str(tmp_path / "again.toml")).as_dict()) == text
-
-
-def test_two_observers_of_one_name_are_an_error_that_names_both(tmp_path: Path) -> None:
-    source = "from agentrig import ObserverSpec, hookimpl\n@hookimpl\ndef register_observers():\n"
-    files = [tmp_path / "one.py", tmp_path / "other.py"]
-    for file in files:
-        file.write_text(source + '    yield ObserverSpec(name="same", summary="", build=object)\n')
-    with pytest.raises(PluginError, match=r'two plugins bring an observer called "same": one .* and other'):
-        load(files=[str(file) for file in files]).find("observer", "same")

@@ -113,21 +113,6 @@ def test_a_broken_plugin_is_isolated_named_and_registers_nothing(site: Path, sou
         load(strict=True)
 
 
-def test_two_plugins_of_one_name_are_distinguished(site: Path) -> None:
-    install(site, "toy-one", reward_source("twin"))
-    install(site, "toy-other", reward_source("twin"), version="3.4")
-    registry = load()
-    for failing in (registry.check, lambda: registry.find("reward", "twin")):
-        with pytest.raises(PluginError) as caught:
-            failing()
-        message = str(caught.value)
-        assert "toy-one 1.2" in message
-        assert "toy-other 3.4" in message
-        assert "Say which: --reward toy-one:twin or --reward toy-other:twin." in message
-        assert "AGENTRIG_BLOCK=toy-one or AGENTRIG_BLOCK=toy-other" in message
-        assert "[run] in a run file" in message
-
-
 def test_a_name_of_two_plugins_is_selected_by_its_distribution(site: Path) -> None:
     install(site, "toy-one", reward_source("twin"))
     install(site, "toy-other", reward_source("twin"), point="elsewhere")
@@ -255,12 +240,16 @@ def test_an_agent_of_a_shared_name_reaches_the_runners(site: Path, toy_file: str
 
 
 def test_a_name_conflict_sets_the_exit_status_of_plugins(site: Path) -> None:
-    for name in ("toy-one", "toy-other"):
-        install(site, name, reward_source("twin", more=""))
+    install(site, "toy-one", reward_source("twin"))
+    install(site, "toy-other", reward_source("twin"), version="3.4")
     for words in (["plugins"], ["plugins", "--json"]):
         listed = CliRunner().invoke(main, words)
         assert listed.exit_code == 1
-        assert 'two plugins bring a reward called "twin"' in listed.stderr
+        for part in (
+            'two plugins bring a reward called "twin"', "toy-one 1.2", "toy-other 3.4", "[run] in a run file",
+            "--reward toy-one:twin or --reward toy-other:twin.", "AGENTRIG_BLOCK=toy-one or AGENTRIG_BLOCK=toy-other",
+        ):  # fmt: skip
+            assert part in " ".join(listed.stderr.split())
     assert {p["distribution"] for p in json.loads(listed.stdout)} >= {"toy-one", "toy-other", "agentrig"}
 
 
@@ -328,14 +317,6 @@ def test_a_function_named_like_a_hook_without_the_mark_is_named(tmp_path: Path) 
     assert load(files=[file])
 
 
-def test_a_hook_with_wrong_arguments_fails_alone(site: Path) -> None:
-    install(site, "toy-args", "from agentrig import hookimpl\n@hookimpl\ndef on_step_end(evnet):\n    pass\n")
-    registry = load()
-    assert status(registry, "toy-args") == "failed"
-    registry.notify("on_step_end", event=None)
-    assert not registry.observer_errors
-
-
 def test_a_file_is_a_plugin(site: Path) -> None:
     file = site / "mine.py"
     file.write_text(reward_source("mine"))
@@ -352,15 +333,6 @@ def test_two_files_of_one_name_are_both_read(site: Path) -> None:
         (site / folder).mkdir()
         (site / folder / "same.py").write_text(reward_source(reward))
         assert load(files=[site / folder / "same.py"]).find("reward", reward)
-
-
-@pytest.mark.parametrize(("content", "seen"), [(None, "there is no file"), ("x = 1 / 0\n", "ZeroDivisionError")])
-def test_a_plugin_file_that_fails_to_load_is_an_error(site: Path, content: str | None, seen: str) -> None:
-    file = site / "absent.py"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(PluginError, match=seen):
-        load(files=[file])
 
 
 class _Loud:
@@ -516,12 +488,6 @@ def test_a_plugin_that_crashes_the_interpreter_shows_where(site: Path) -> None:
     assert f'"{site}/toy_crash.py", line 3 in <module>' in done.stderr
     blocked = {**environment, "AGENTRIG_BLOCK": "toy-crash"}
     assert subprocess.run(command, env=blocked, capture_output=True).returncode == 0
-
-
-def test_a_plugin_that_prints_leaves_a_commands_output_alone(site: Path) -> None:
-    install(site, "toy-loud", "print('at import')\n" + reward_source("loud", more="print('again')\n"))
-    done = CliRunner().invoke(main, ["plugins", "--json"])
-    assert "toy-loud" in {p["name"] for p in json.loads(done.stdout)}
 
 
 @pytest.mark.parametrize(

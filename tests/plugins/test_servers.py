@@ -42,8 +42,6 @@ def register_algorithms():
 
 @pytest.fixture
 def fast(tmp_path: Path) -> Callable[..., str]:
-    """Write a plugin with the server `fast`; return its path."""
-
     def write(why: str = "", rank: int | None = 10, raises: bool = False) -> str:
         file = tmp_path / f"fast_{len(list(tmp_path.iterdir()))}.py"
         file.write_text(FAST.format(why=why, rank=rank, raises=raises))

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from scaffolds import new
 
 from agentrig.cli.entry import main
-from agentrig.scaffold.templates import TEMPLATES
 
 
 def refused(*words: str) -> str:
@@ -49,11 +48,8 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("reward", "json", "`json` is a module of Python's standard library"),
         ("reward", "numpy", "the distribution numpy 2"),
         ("reward", "spider", "a plugin of agentrig-spider 0.2.0.dev0 has that name"),
-        ("reward", "agent-match", "a plugin of agentrig-agent-match"),
         ("reward", "spider-exec", "agentrig-spider 0.2.0.dev0 has a reward of that name"),
         ("tasks", "mini-sql", "agentrig-spider 0.2.0.dev0 has a task set of that name"),
-        ("agent", "report", "a plugin of agentrig 0.2.0.dev0 has that name"),
-        ("agent", "pytest-timeout", "the distribution pytest-timeout"),
         ("agent", "agentrig-mine", 'the package is called "agentrig-NAME" anyway: write mine'),
         ("agent", "agentrig", "write my-agent"),
         ("rewards", "mine", 'there is no kind "rewards". Did you mean "reward"? The kinds are: tasks, agent'),
@@ -87,10 +83,7 @@ def test_nothing_is_overwritten(made: str, empty: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        (
-            "json.py",
-            "would hide something: `json` is a module of Python's standard library. Write for example --here my_js",
-        ),
+        ("json.py", "`json` is a module of Python's standard library. Write for example --here my_json.py"),
         ("numpy.py", "the module numpy is installed"),
         ("report.py", "a plugin of agentrig 0.2.0.dev0 has that name"),
         ("mine.txt", "can't be a module of Python. Write for example --here my_mine.py"),
@@ -135,9 +128,3 @@ def test_ctrl_c_leaves_nothing(empty: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert CliRunner().invoke(main, ["new", "reward", "mine"]).exit_code == 130
     assert len(copied[-1]) == 1, "it was in the middle"
     assert list(empty.iterdir()) == []
-
-
-def test_the_help_names_every_kind() -> None:
-    text = CliRunner().invoke(main, ["new", "--help"]).output
-    for kind in TEMPLATES:
-        assert kind in text

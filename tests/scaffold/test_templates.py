@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -115,35 +114,6 @@ def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: 
     brought = ["agent", "recipe", "reward", "tasks"] if kind == DOMAIN else [kind]
     assert sorted((c.kind, c.spec.name) for c in plugin.components) == [(each, "odd-name3") for each in brought]
     assert f"agentrig validate {file}" in printed
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_domain_is_tried_and_learns_from_its_own_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of the message with few steps, and a `dev` of the starting model."""
-    monkeypatch.chdir(tmp_path)
-    printed = new(DOMAIN, "odd-name5", "--here", "odd_domain.py")
-    told = [shlex.split(line, comments=True) for line in printed.splitlines() if line.startswith("  agentrig ")]
-    make, train = [words for words in told if words[1] in ("warmup", "train")]
-    few = ["algorithm.steps=3", "algorithm.tasks_per_step=8", "run.validation_tasks=8", "run.report_tasks=16"]
-    few += ["run.name=r", "hardware.threads=1"]
-
-    def run(*words: str) -> str:
-        command = [sys.executable, "-m", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    until = make.index("--until")
-    del make[until : until + 2]
-    run(*make, "--passes", "2", "--minutes", "30", "--no-measure")
-    dev = json.loads(run("agentrig", "dev", "odd-name5", "--plugin", "odd_domain.py", "--limit", "2", "--json"))
-    assert len(dev) == 2
-    assert all(row["calls"] and '"name": "add"' in row["spans"].replace("\\", "") for row in dev)
-    run(*train, *few)
-    steps = [json.loads(line) for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 3
-    assert any(line["algorithm"]["weight_change"] > 0 for line in steps), "a step whose groups agree changes nothing"
 
 
 @pytest.mark.parametrize("kind", quick_first(TEMPLATES, ("recipe",)))

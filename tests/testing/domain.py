@@ -11,13 +11,10 @@ from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
 
 @attrs.frozen
 class Sums:
-    """Sums of two numbers."""
-
     splits = ("train", "dev", "test")
     roles = {"train": "train", "validation": "dev", "report": "test"}  # noqa: RUF012
 
     def load(self, split):
-        """Return the tasks."""
         first = 100 * self.splits.index(split)
         numbers = [(first + i, 3 * i) for i in range(6)]
         return [
@@ -27,7 +24,6 @@ class Sums:
 
 
 def add(task_input, endpoint):
-    """Ask once."""
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": task_input["question"]}]}
     headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
     with agentrig.span("solve"):

@@ -28,26 +28,6 @@ def validate(*words: str) -> Result:
     return CliRunner().invoke(main, ["validate", *words])
 
 
-@pytest.mark.slow
-def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
-    result = validate(FILE, "--json", "--limit", "3")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert [(r["kind"], r["ok"]) for r in found["reports"]] == [
-        ("tasks", True),
-        ("agent", True),
-        ("play", True),
-        ("reward", True),
-    ]
-    (trial,) = found["trials"]
-    assert trial["rollouts"] == 6
-    assert trial["reward_mean"] == {"gold": 1.0, "nonsense": 0.0}
-    assert trial["trained_by_node"] == {"solve": 6}
-    assert trial["calls_per_rollout"] == 1.0
-    assert trial["example_step_of_128_rollouts"]["calls"] == 128
-    assert trial["prompt_tokens_per_rollout"] > trial["response_tokens_per_rollout"] > 0
-
-
 def test_a_key_that_the_agent_may_know_can_be_named_and_a_wrong_setting_is_no_leak() -> None:
     tasks = str(Path(__file__).parent / "broken" / "task_sets.py")
     given = f"{tasks}:gold-apart", "--only", "tasks.gold-apart"
@@ -185,12 +165,6 @@ def test_what_is_tried_on_tasks_that_cannot_be_loaded_is_skipped(tmp_path: Path)
             "return Score.invalid('no number') or (",
             "play.scored",
             "the score is invalid (no number)",
-        ),
-        (
-            '["content"] or ""',
-            '["content"] + " is it"',
-            "play.readable",
-            "the mean reward was 0.0; with nonsense it was 0.0. Task dev-100: the agent's answer is the text '",
         ),
     ],
 )
@@ -435,13 +409,9 @@ def strict(task_input, endpoint):
     return reply.content
 
 
-def parses(task_input, endpoint):
-    return eval(model_of(endpoint).invoke("find it").content or "0")
-
-
 @hookimpl
 def register_agents():
-    for agent in (unchanged, strict, parses):
+    for agent in (unchanged, strict):
         yield AgentSpec(name=agent.__name__, summary="", build=lambda config, agent=agent: agent)
 """
 
@@ -470,8 +440,6 @@ def test_how_libraries_end_on_odd_replies_is_a_fact_and_no_fault(tmp_path: Path)
         "on a call of a tool that nobody offered your agent ends with agent-error, RuntimeError: "
         in strict["odd-replies"][1]
     )
-    parses = found("parses")["odd-replies"]
-    assert (parses[0], "words without sense" in parses[1]) == ("failed", True)
 
 
 @pytest.mark.parametrize(
@@ -571,25 +539,8 @@ def test_an_answer_of_another_type_than_gold_is_told_with_both_types(tmp_path: P
     assert "the agent's answer is the text '100', private.answer is the number 100" in " ".join(result.stdout.split())
 
 
-COLORED = """
-import attrs
-from agentrig import Task, TasksSpec, hookimpl
-
-class Colored:
-    splits = ("train", "dev")
-    roles = {"train": "train", "validation": "dev"}
-
-    def load(self, split):
-        found = [Task(id="\\x1b[31mred", input={"text": "?"})]
-        return [*found, *(Task(id=f"{split}-{i}", input={"n": f"{split} {i}"}) for i in range(3))]
-
-@hookimpl
-def register_tasks():
-    yield TasksSpec(name="colored", summary="Ids that a terminal obeys.", build=lambda config: Colored())
-"""
-
-
 def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "colored.py").write_text(COLORED)
+    text = Path(FILE).read_text("utf-8").replace("first = 100 *", "first = 0 *")
+    (tmp_path / "colored.py").write_text(text.replace('f"{split}-{a}"', r'f"\x1b[31m{split}-{a}"'))
     found = validate(f"{tmp_path}/colored.py", "--only", "tasks.disjoint")
-    assert 'are in train ("train") too; the first: \\x1b[31mred\n' in found.stdout
+    assert 'are in train ("train") too; the first: \\x1b[31mdev-0' in found.stdout

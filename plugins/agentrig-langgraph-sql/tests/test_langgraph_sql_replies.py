@@ -69,11 +69,6 @@ def test_the_full_prompts_ask_for_the_phrases_that_are_parsed() -> None:
     assert FULL.incorrect in check
 
 
-def test_short_is_one_user_message_without_system_text() -> None:
-    assert SHORT.write.messages(**VALUES) == [{"role": "user", "content": "<schema {x}>\n<question {x}>"}]
-    assert [len(t.messages(**VALUES)) for t in (SHORT.write, SHORT.check, SHORT.rewrite)] == [1, 1, 1]
-
-
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(KeyError, match="schema"):
         FULL.write.messages(question="How many?", dialect="SQLite", db_id="zoo")

@@ -17,17 +17,6 @@ from sqlite_files import sqlite_file
 SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR") or Path(__file__).parents[4] / "shared" / "spider")
 
 
-def test_the_statements_are_the_databases_own(zoo: Path) -> None:
-    assert schema_text(zoo) == (
-        "CREATE TABLE species (id INTEGER PRIMARY KEY, name TEXT, legs INTEGER);\n\n"
-        "CREATE TABLE animal (id INTEGER PRIMARY KEY, name TEXT, species_id INT REFERENCES species (id), born INT);"
-    )
-
-
-def test_the_compact_form_is_a_table_a_line(zoo: Path) -> None:
-    assert schema_text(zoo, style="compact") == "species(id,name,legs)\nanimal(id,name,species_id,born)"
-
-
 def test_every_name_of_the_spaced_form_follows_a_space(zoo: Path) -> None:
     assert schema_text(zoo, style="spaced") == "table species: id name legs\ntable animal: id name species_id born"
 

@@ -191,19 +191,14 @@ def test_the_mode_decides_which_method_is_called() -> None:
 TRAINED_ONLY = """
 import agentlightning as agl
 import agentrig_lightning as lightning
-import httpx
-from agentrig import hookimpl
+from agentrig import Endpoint, hookimpl
+from warmup_plugin import say
 
 
 class Asks(agl.LitAgent):
     def training_rollout(self, task, resources, rollout):
         llm = resources["main_llm"]
-        text = ""
-        for said in (f"color {task['number']}", "again, not {}"):
-            body = {"model": llm.model, "messages": [{"role": "user", "content": said.format(text)}]}
-            headers = {"Authorization": f"Bearer {llm.api_key}"}
-            reply = httpx.post(f"{llm.endpoint}/chat/completions", json=body, headers=headers, timeout=20)
-            text = reply.raise_for_status().json()["choices"][0]["message"]["content"]
+        say(task, Endpoint(base_url=llm.endpoint, model=llm.model, api_key=llm.api_key))
         return 1.0
 
     def validation_rollout(self, task, resources, rollout):

@@ -72,14 +72,16 @@ def roll(model: ModelServer) -> Iterator[Roll]:
     clear_active_tracer()
 
 
-def test_each_emitted_reward_stays_with_its_call(roll: Roll) -> None:
-    def body(ask: Callable[..., str]) -> None:
-        ask(IMAGE)
-        agl.emit_reward(0.1)
-        ask()
-        agl.emit_reward(0.9)
+def emits_twice(ask: Callable[..., str]) -> None:
+    """A rollout's body: two calls, each with a reward."""
+    ask(IMAGE)
+    agl.emit_reward(0.1)
+    ask()
+    agl.emit_reward(0.9)
 
-    answer, trace = roll(body)
+
+def test_each_emitted_reward_stays_with_its_call(roll: Roll) -> None:
+    answer, trace = roll(emits_twice)
     assert answer == 0.9
     first, second = SpanAdapter(every_call).adapt(to_lightning(trace, "r1", "a"))
     assert (first.reward, second.reward) == (0.1, 0.9)
@@ -111,17 +113,6 @@ def test_rewards_of_calls_feed_the_credit_turn_and_reach_theirs_too(roll: Roll) 
     assert not [key for span in spans for key in span.attributes if key == REWARD]
 
 
-def test_a_returned_number_is_the_last_calls_reward(roll: Roll) -> None:
-    def body(ask: Callable[..., str]) -> float:
-        ask()
-        agl.emit_reward(0.1)
-        ask()
-        return 0.5
-
-    _, trace = roll(body)
-    assert given_to_calls(trace) == [0.1, 0.5]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e10])
 def test_an_emitted_reward_that_is_none_is_refused_in_the_agent(roll: Roll, value: float) -> None:
     def body(ask: Callable[..., str]) -> None:
@@ -137,13 +128,7 @@ def test_an_emitted_reward_that_is_none_is_refused_in_the_agent(roll: Roll, valu
 def test_emitted_rewards_reach_agentrigs_algorithms_unless_another_reward_scores(
     roll: Roll, value: float, rewards: list[float]
 ) -> None:
-    def body(ask: Callable[..., str]) -> None:
-        ask()
-        agl.emit_reward(0.1)
-        ask()
-        agl.emit_reward(0.9)
-
-    answer, trace = roll(body)
+    answer, trace = roll(emits_twice)
     spec = lightning.adapter(agl.TracerTraceToTriplet, name="theirs", summary="Theirs.")
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(value), budget_s=5)
     engine = RolloutEngine(None, scorer=scorer, adapter=spec.build(None))  # type: ignore[arg-type]  # runs nothing
@@ -163,6 +148,7 @@ def test_the_score_of_the_runs_reward_is_the_last_calls(roll: Roll) -> None:
     answer, trace = roll(body)
     spans = to_lightning(trace, "r1", "a")
     assert answer == final_reward(spans) == 0.5
+    assert given_to_calls(trace) == [0.1, 0.5]
     assert run_score(spans) is None
     assert [t.reward for t in SpanAdapter(every_call).adapt(spans)] == [0.1, 0.5]
     judged = [*spans, score_span(1.0, rollout_id="r1", attempt_id="a", sequence_id=99)]

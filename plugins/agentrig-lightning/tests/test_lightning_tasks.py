@@ -134,12 +134,10 @@ HEAD = "id,question,result\n"
     [
         ("t.csv", HEAD + "a,1 + 1,2\n,2 + 2,4\n", "t.csv, line 3, column id is empty"),
         ("t.csv", HEAD + 'a,"1\n+ 1",2\nb,2 + 2,\n', "t.csv, line 4, column result is empty: a reward has nothing to"),
-        ("t.csv", HEAD + "a,x,2\nb,y,3,4\n", "t.csv, line 3 has 4 cells, and the header has 3"),
         ("t.csv", "id,question,id\n1,x,2\n", 't.csv, line 1: two columns are called "id"'),
         ("t.csv", "", "t.csv is empty"),
         ("t.jsonl", b'{"q": 1}\n\n{"q": "caf\xe9"}\n', "t.jsonl, line 3, character 11: the byte 0xe9 is not UTF-8"),
         ("t.json", b'[{"q": 1},\n{"q": "caf\xe9"}]', "t.json, line 2, character 11: the byte 0xe9 is not UTF-8"),
-        ("t.jsonl", '{"id": 1, "result": 2}\n\n{"id": 1, "result": 3}\n', 'line 3, column id: "1" is the id of line 1'),
         ("t.jsonl", '{"result": 2}\n\n{"result": null}\n', "t.jsonl, line 3, column result is empty"),
         ("t.jsonl", '{"result": 2}\n\n{"answer": 2}\n', "t.jsonl, line 3: there is no gold column result; its columns"),
     ],
@@ -156,17 +154,9 @@ def test_a_wrong_cell_of_parquet_is_named_with_row_and_column(tmp_path: Path) ->
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def table(**columns: Any) -> Path:
-        pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-        return tmp_path / "t.parquet"
-
-    for columns, said in (
-        ({"q": ["x", "y"], "result": [1, None]}, "column result is empty"),
-        ({"id": [7, 7], "result": [1, 2]}, 'column id: "7" is the id of row 0'),
-    ):
-        with pytest.raises(AgentrigError) as caught:
-            load(table(**columns), gold=["result"])
-        assert f"t.parquet, row 1 (the first is 0), {said}" in str(caught.value)
+    pq.write_table(pa.table({"id": [7, 7], "result": [1, 2]}), tmp_path / "t.parquet")
+    with pytest.raises(AgentrigError, match=r't\.parquet, row 1 \(the first is 0\), column id: "7" is the id of row 0'):
+        load(tmp_path / "t.parquet", gold=["result"])
 
 
 def test_a_column_id_is_the_tasks_id(tmp_path: Path) -> None:

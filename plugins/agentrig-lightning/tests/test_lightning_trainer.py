@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import shlex
 import shutil
@@ -32,20 +31,19 @@ MINI = Path(__file__).parents[2] / "agentrig-grpo" / "src" / "agentrig_grpo" / "
 SCRIPT = Path(__file__).parents[3] / "tests" / "support" / "lightning_script.py"
 
 
+def agentrig(folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentrig", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, **more)
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """What the script printed, and its folder, after `agentrig run` of it, unchanged."""
     folder = tmp_path_factory.mktemp("script")
     shutil.copy(SCRIPT, folder / "script.py")
     with model_server() as server:
-        done = subprocess.run(
-            [sys.executable, "-m", "agentrig", "run", "script.py"],
-            cwd=folder,
-            env={**os.environ, "HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km", "MODEL_URL": server.url},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        own = {"HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km", "MODEL_URL": server.url}
+        done = agentrig(folder, "run", "script.py", env={**os.environ, **own})
     assert done.returncode == 0, done.stderr[-5000:]
     printed, _, found = done.stdout.rpartition("\n")
     return {**json.loads(found), "printed": printed}, folder
@@ -70,8 +68,7 @@ def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path) -> 
         "import agentlightning as agl\n\n\n@agl.rollout\ndef agent(task, llm: agl.LLM) -> float:\n    return 1.0\n\n\n"
         "agl.Trainer(algorithm=agl.Baseline(), n_runners=1).fit(agent, train_dataset=[{'n': 1}])\n"
     )
-    words = [sys.executable, "-m", "agentrig", "run", "bare.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    done = agentrig(tmp_path, "run", "bare.py")
     assert done.returncode == 1
     assert "agentrig: bare.py starts a run whenever it is imported, and each runner imports it." in done.stderr
     assert ("Traceback" in done.stderr, "server" in done.stderr.lower()) == (False, False)
@@ -92,8 +89,7 @@ def test_a_script_without_a_main_guard_is_told_what_to_write(tmp_path: Path) -> 
 )
 def test_a_script_that_fails_shows_its_own_frames_only(tmp_path: Path, lines: str, said: str) -> None:
     (tmp_path / "wrong.py").write_text(lines)
-    words = [sys.executable, "-m", "agentrig", "run", "wrong.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    done = agentrig(tmp_path, "run", "wrong.py")
     files = re.findall(r'File "(.*)", line', done.stderr)
     assert (done.returncode, {Path(file).name for file in files}) == (1, {"wrong.py"}), done.stderr
     assert done.stderr.splitlines()[-1] == said
@@ -102,8 +98,7 @@ def test_a_script_that_fails_shows_its_own_frames_only(tmp_path: Path, lines: st
 @pytest.mark.slow
 def test_a_script_that_asks_for_input_that_is_not_there_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("input()\n")
-    words = [sys.executable, "-m", "agentrig", "run", "asks.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
+    done = agentrig(tmp_path, "run", "asks.py", stdin=subprocess.DEVNULL)
     assert done.returncode == 1
     assert "agentrig: asks.py reads standard input, which has ended (asks.py:1 in <module>)" in done.stderr
 
@@ -251,21 +246,14 @@ def test_an_agent_that_cannot_be_sent_is_named_with_the_cure() -> None:
     assert "in the rollout, not in __init__" in str(caught.value)
 
 
-def test_a_closure_is_sent_by_value() -> None:
-    number = 3
-    assert pickle.loads(packed(lambda x: x + number, "the agent"))(4) == 7
-
-
 def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("import sys, agentlightning as agl\nprint(sys.argv[1:], agl.Trainer.__module__)")
     words = ["idle.py", "fast", "--active-agent", "write", "--set", "run.seed=1", "--", "--model", "x"]
-    run = [sys.executable, "-m", "agentrig", "run"]
-    idle = subprocess.run([*run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    idle = agentrig(tmp_path, "run", *words)
     assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.trainer"
     assert idle.returncode == 1
     assert "idle.py has ended without a run: it called neither fit nor dev" in idle.stderr
-    absent = subprocess.run([*run, "gone.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
-    assert "there is no script gone.py" in absent.stderr
+    assert "there is no script gone.py" in agentrig(tmp_path, "run", "gone.py").stderr
 
 
 def test_another_algorithm_takes_the_place_of_verl_only() -> None:
@@ -300,46 +288,38 @@ if __name__ == "__main__":
 """
 
 
-LONG = "max_length = 528: this model's context is 512 tokens (max_position_embeddings in its config.json)"
-
-
 @pytest.mark.slow
 def test_an_error_about_a_setting_of_verl_has_the_script_s_name_for_it(tmp_path: Path) -> None:
     text = LEARNER.replace('"train_batch_size": 4', '"train_batch_size": 4, "max_prompt_length": 1 << 20, '
                            '"max_response_length": 16')  # fmt: skip
     (tmp_path / "odd.py").write_text(text)
-    run = [sys.executable, "-m", "agentrig", "run", "--algorithm", "grpo", "--model", str(MINI)]
-    ended = subprocess.run(
-        [*run, "odd.py", "--", "fast", "--own"], cwd=tmp_path, capture_output=True, text=True, timeout=250
-    )
+    ended = agentrig(tmp_path, "run", "--algorithm", "grpo", "--model", str(MINI), "odd.py", "--", "fast", "--own")
     assert ended.returncode != 0
     assert "data.max_prompt_length + data.max_response_length = 1048592: this model's context is" in ended.stderr
     assert "--set algorithm.max_length=0 takes the model's own" in ended.stderr
     assert "[algorithm]" not in ended.stderr
 
 
-def test_a_setting_that_there_is_not_is_one_of_the_script_as_the_command_names_it(tmp_path: Path) -> None:
-    (tmp_path / "odd.py").write_text(LEARNER)
-    words = ["run", "odd.py", "--set", "algorithm.step=3", "--", "fast", "--own"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "agentrig", *words], cwd=tmp_path, capture_output=True, text=True, timeout=250
-    )
-    assert ended.returncode == 1
-    assert '[algorithm] odd-algorithm (file odd.py) has no key "step".' in ended.stderr
-
-
-def test_a_setting_that_somebody_chose_beside_the_script_keeps_its_name() -> None:
-    said = f"[algorithm] {LONG}"
-    assert in_words_of_script(said, ["max_length"], ["max_length"]) == said
-    assert in_words_of_script(said, [], []) == said
-    named = in_words_of_script(said, ["max_length"], [])
-    assert named == said.replace("[algorithm] max_length", "data.max_prompt_length + data.max_response_length")
-
-
-def test_a_refused_value_of_the_script_has_the_script_s_name() -> None:
-    said = "[algorithm] odd-algorithm (file /tmp/x.py): 'group_size' must be >= 2: 1"
-    assert in_words_of_script(said, ["group_size"], []) == "actor_rollout_ref.rollout.n must be >= 2: 1"
-    assert in_words_of_script(said, ["group_size"], ["group_size"]) == said
+@pytest.mark.parametrize(
+    ("key", "said", "named"),
+    [
+        (
+            "max_length",
+            "[algorithm] max_length = 528: too long",
+            "data.max_prompt_length + data.max_response_length = 528: too long",
+        ),
+        (
+            "group_size",
+            "[algorithm] odd (file x.py): 'group_size' must be >= 2: 1",
+            "actor_rollout_ref.rollout.n must be >= 2: 1",
+        ),
+    ],
+)
+def test_a_setting_has_the_script_s_name_unless_somebody_chose_it_beside_the_script(
+    key: str, said: str, named: str
+) -> None:
+    assert in_words_of_script(said, [key], []) == named
+    assert in_words_of_script(said, [key], [key]) == in_words_of_script(said, [], []) == said
 
 
 @pytest.mark.parametrize(
@@ -370,22 +350,11 @@ RUNS = "agentrig run --resume {run} "
 
 
 @pytest.mark.parametrize(
-    ("resumes", "named", "used"),
+    ("resumes", "named", "found"),
     [
         (f"{RUNS}--algorithm grpo a.py -- --algorithm x", "", "grpo"),
         (f"{RUNS}--algorithm grpo folder/a.py", "grpo", "grpo"),
         (f"{RUNS}a.py -- --algorithm x", "", ""),
-    ],
-)
-def test_a_resumed_script_keeps_the_algorithm_of_its_run(tmp_path: Path, resumes: str, named: str, used: str) -> None:
-    (tmp_path / "config.toml").touch()
-    (tmp_path / "manifest.json").write_text(json.dumps({"resumes": resumes}))
-    assert resumed_algorithm(tmp_path, Path("a.py"), named) == used
-
-
-@pytest.mark.parametrize(
-    ("resumes", "named", "said"),
-    [
         (f"{RUNS}a.py", "grpo", "was started without --algorithm, and keeps its"),
         (f"{RUNS}--algorithm grpo a.py", "sft", "was started with --algorithm grpo"),
         (f"{RUNS}b.py", "", "is a run of b.py, not of a.py; it resumes with: agentrig run --resume"),
@@ -393,11 +362,16 @@ def test_a_resumed_script_keeps_the_algorithm_of_its_run(tmp_path: Path, resumes
         (None, "", "is not a run directory"),
     ],
 )
-def test_a_script_does_not_resume_another_run(tmp_path: Path, resumes: str | None, named: str, said: str) -> None:
+def test_a_resumed_script_keeps_the_algorithm_of_its_own_run(
+    tmp_path: Path, resumes: str | None, named: str, found: str
+) -> None:
     if resumes is not None:
         (tmp_path / "config.toml").touch()
         (tmp_path / "manifest.json").write_text(json.dumps({"resumes": resumes}))
-    with pytest.raises(ConfigError, match=said):
+    if found in ("", "grpo"):
+        assert resumed_algorithm(tmp_path, Path("a.py"), named) == found
+        return
+    with pytest.raises(ConfigError, match=found):
         resumed_algorithm(tmp_path, Path("a.py"), named)
 
 
@@ -406,8 +380,7 @@ def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: P
     (tmp_path / "odd.py").write_text(LEARNER)
     keys = ["run.name=odd", "algorithm.steps=3", "algorithm.max_tokens=16", "algorithm.temperature=1.3"]
     words = ["--algorithm", "grpo", "--model", str(MINI), *(part for key in keys for part in ("--set", key))]
-    agentrig = [sys.executable, "-m", "agentrig"]
-    command = [*agentrig, "run", *words, "odd.py", "--", "fast", "--own"]
+    command = [sys.executable, "-m", "agentrig", "run", *words, "odd.py", "--", "fast", "--own"]
     said = tmp_path / "said"
     with said.open("w") as output:
         begun = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output)
@@ -420,33 +393,29 @@ def test_the_run_of_a_script_resumes_with_the_command_that_it_prints(tmp_path: P
     again = "agentrig run --resume runs/odd --algorithm grpo odd.py -- fast --own"
     assert f"resume with: {again}\n" in said.read_text()
 
-    wrong = subprocess.run([*agentrig, "train", "--resume", "runs/odd"], cwd=tmp_path, capture_output=True, text=True)
+    wrong = agentrig(tmp_path, "train", "--resume", "runs/odd")
     assert (wrong.returncode, wrong.stderr) == (
         1,
         f"agentrig: runs/odd is the run of a script; it resumes with: {again}\n",
     )
-    misspelt = [*agentrig, "run", "--resume", "runs/odd", "--set", "algorithm.stepz=4", "odd.py", "--", "fast", "--own"]
-    wrong = subprocess.run(misspelt, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    short = ["run", "--resume", "runs/odd"]
+    script = ["odd.py", "--", "fast", "--own"]
+    wrong = agentrig(tmp_path, *short, "--set", "algorithm.stepz=4", *script)
     assert '[algorithm] odd-algorithm (file odd.py) has no key "stepz"' in wrong.stderr
     assert wrong.stderr.rstrip().endswith("runs/odd/config.toml, and in --set algorithm.stepz=4")
-    short = [*agentrig, "run", "--resume", "runs/odd", "odd.py", "--", "fast", "--own"]  # it keeps its algorithm
-    done = subprocess.run(short, cwd=tmp_path, check=True, timeout=200, capture_output=True, text=True)
+    done = agentrig(tmp_path, *short, *script, check=True)  # it keeps its algorithm
     more = again.replace("runs/odd", "runs/odd --set algorithm.steps=6")
     assert re.search(rf"^resume +{re.escape(more)}$", done.stdout, re.M)
-    broken = [*short[:4], "--set", "algorithm.steps=4", *short[4:]]
-    environment = {**os.environ, "BROKEN": "1"}
-    ended = subprocess.run(broken, cwd=tmp_path, timeout=200, capture_output=True, text=True, env=environment)
+    ended = agentrig(tmp_path, *short, "--set", "algorithm.steps=4", *script, env={**os.environ, "BROKEN": "1"})
     assert "rollouts failed" in ended.stderr
     assert f"Once that is mended, resume from the last checkpoint with: {again}\n" in ended.stderr
-    subprocess.run(
-        shlex.split(again.replace("agentrig run", f"{sys.executable} -m agentrig run")), cwd=tmp_path, check=True
-    )
+    agentrig(tmp_path, *shlex.split(again)[1:], check=True)
     assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == [1, 2, 3, 4]
     assert json.loads((tmp_path / "runs" / "odd" / "summary.json").read_text())["complete"] is True
     for words, told in (("dev runs/odd/config.toml", "export it (agentrig export runs/odd my-model)"),
                         ("audit runs/odd", "the verdicts are in runs/odd/audit")):  # fmt: skip
-        refused = subprocess.run([*agentrig, *words.split()], cwd=tmp_path, capture_output=True, text=True)
+        refused = agentrig(tmp_path, *words.split())
         assert refused.returncode
         assert "the run of a script" in refused.stderr
         assert told in refused.stderr
-    subprocess.run([*agentrig, "export", "runs/odd", "my-model"], cwd=tmp_path, check=True, timeout=200)
+    agentrig(tmp_path, "export", "runs/odd", "my-model", check=True)

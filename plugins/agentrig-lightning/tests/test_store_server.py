@@ -108,10 +108,12 @@ def test_the_schema_of_the_api_writes_nothing_into_the_run_s_terminal(runner: ht
         (b"[" * 100_000, "the body is nested too deep"),
         (b"9" * 5000, "the body has a whole number of more than 4300 digits"),
         (b'{"a": NaN}', "the body has NaN or an infinity, which JSON can't hold"),
+        (b'{"rollouts": [{"input": {"x": -Infinity}}]}', "the body has NaN or an infinity"),
+        (b"1e999", "the body has NaN or an infinity"),
     ],
 )
 def test_what_is_wrong_with_a_body_is_said_in_plain_words(runner: httpx.Client, body: bytes, words: str) -> None:
-    for path in (JOIN, "/v1/agl/rollouts"):
+    for path in (JOIN, "/v1/agl/rollouts", "/v1/agl/spans", "/v1/agl/queues/rollouts/enqueue"):
         answer = runner.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 400
         assert words in answer.text
@@ -127,11 +129,6 @@ def test_a_message_that_no_runner_sends_is_refused(body: bytes, runner: httpx.Cl
 def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
     served: ServedStore, runner: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    json = {"content-type": "application/json"}
-    for body in (b"NaN", b"1e999", b'{"rollouts": [{"input": {"x": -Infinity}}]}', b"[" * 100_000):
-        for path in ("/v1/agl/queues/rollouts/enqueue", "/v1/agl/spans", "/v1/agl/rollouts"):
-            refused = runner.post(path, content=body, headers=json)
-            assert (refused.status_code, "traceback" in refused.text.lower()) == (400, False), refused.text[:300]
     large = {"rollouts": [{"input": "x" * 40_000_000}]}
     refused = runner.post("/v1/agl/queues/rollouts/enqueue", json=large)
     assert (refused.status_code, refused.json()) == (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import agentrig_prompts
 import attrs
 import httpx
 import pytest
@@ -22,7 +20,7 @@ from agentrig_prompts.search import EXCLUDED, best_of, mean
 from prompted_model import Model
 
 from agentrig import Endpoint, Outcome, Score, Secret, Span, Task, Trace
-from agentrig.errors import ConfigError, RunFileError, RunStopped
+from agentrig.errors import ConfigError, RunStopped
 from agentrig.prompting import prompted
 from agentrig.rollouts import Rollout
 from agentrig.testing.scripted import serving
@@ -242,7 +240,7 @@ def test_an_answer_that_is_no_chat_completion_is_named(
     assert f"{model.url} did not answer with a chat completion: <html>Welcome" in caplog.text
 
 
-def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:
+def test_a_torn_line_is_dropped(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.add("a", calls=1, tokens=5, settled=True, value=1.0)
     with (tmp_path / FILE).open("a") as file:
@@ -255,9 +253,6 @@ def test_a_torn_line_is_dropped_and_a_damaged_one_named(tmp_path: Path) -> None:
     assert (found.settled("a") or {})["value"] == 1.0
     assert (found.settled("b") or {})["value"] == 0.0
     assert (found.calls, found.tokens, found.largest) == (2, 12, 7)
-    (tmp_path / FILE).write_text('{"key": "a"}\n')
-    with pytest.raises(RunFileError, match=r"search\.jsonl, line 1 lacks 'calls'"):
-        Record(tmp_path)
 
 
 def test_candidates_are_compared_where_neither_has_left_a_task_out(tmp_path: Path) -> None:
@@ -323,20 +318,6 @@ def test_the_readme_names_every_setting_with_its_default() -> None:
         default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
         assert rows.pop(field.name).strip('"') == default, field.name
     assert not rows
-
-
-def test_all_that_gepa_needs_is_short() -> None:
-    """Under 400 lines, without blank ones, comments and docstrings; what is only for `apo` is left out."""
-    lines = 0
-    for file in Path(agentrig_prompts.__file__).parent.glob("*.py"):
-        text = file.read_text()
-        nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
-        said = [n for node in nodes for n in node.body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
-        said += [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == "ApoConfig"]
-        left = {line for n in said for line in range(n.lineno, (n.end_lineno or n.lineno) + 1)}
-        kept = [s for i, s in enumerate(text.split("\n"), 1) if i not in left and s.strip() and s.strip()[0] != "#"]
-        lines += len(kept) if file.name != "apo.py" else 0
-    assert 300 < lines < 400
 
 
 def test_the_agent_of_the_docs_uses_the_prompts_in_force() -> None:

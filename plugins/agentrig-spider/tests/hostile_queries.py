@@ -103,7 +103,6 @@ def queries(folder: str) -> dict[str, str]:
 
 
 def build(path: Path) -> None:
-    """Write the database that is attacked."""
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT)")
     connection.executemany("INSERT INTO band VALUES (?, ?)", [(index, f"name {index}") for index in range(200)])
@@ -118,12 +117,10 @@ def build(path: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
 def in_child(match: ExecMatch, title: str, sql: str, gold: str, database: Path) -> dict[str, Any]:
-    """Score one query in a forked process and return the result."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
@@ -150,7 +147,6 @@ def in_child(match: ExecMatch, title: str, sql: str, gold: str, database: Path) 
 
 
 def main() -> None:
-    """Run all, each in a forked process."""
     budget, mode = float(sys.argv[1]), sys.argv[2]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

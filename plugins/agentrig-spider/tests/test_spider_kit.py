@@ -10,20 +10,15 @@ import pytest
 from agentrig.testing import Check, check, checks
 
 SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR") or Path(__file__).resolve().parents[4] / "shared" / "spider")
+REWARDS = ("spider-exec", "spider-exec-strict")
+CHECKS = [
+    *checks("tasks", "mini-sql", splits=["dev", "test"]),
+    *(check for reward in REWARDS for check in checks("reward", reward, tasks="mini-sql", limit=6)),
+]
 
 
-@pytest.mark.parametrize("check", checks("tasks", "mini-sql", splits=["dev", "test"]), ids=str)
-def test_mini_sql(check: Check) -> None:
-    check()
-
-
-@pytest.mark.parametrize("check", checks("reward", "spider-exec", tasks="mini-sql", limit=6), ids=str)
-def test_spider_exec(check: Check) -> None:
-    check()
-
-
-@pytest.mark.parametrize("check", checks("reward", "spider-exec-strict", tasks="mini-sql", limit=6), ids=str)
-def test_spider_exec_strict(check: Check) -> None:
+@pytest.mark.parametrize("check", CHECKS, ids=str)
+def test_the_kit(check: Check) -> None:
     check()
 
 

@@ -27,7 +27,6 @@ def database(tmp_path: Path) -> Path:
 
 
 def trace_of(*messages: dict[str, Any]) -> Trace:
-    """Return a trace of calls with these messages as replies."""
     root = Span(id="root", parent=None, name="rollout", start=0.0, end=1.0)
     calls = [
         Span(

@@ -89,11 +89,17 @@ def test_a_missing_database_is_named(tmp_path: Path) -> None:
         Spider(SpiderConfig(dir=str(tmp_path / "out"))).load("dev")
 
 
-def test_other_formats_are_refused(tmp_path: Path) -> None:
+def test_other_formats_and_damaged_downloads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AgentrigError, match="not an official Spider download"):
         convert(str(tmp_path))
-    with pytest.raises(AgentrigError, match="neither a folder nor a zip"):
-        convert(str(tmp_path / "nothing"))
+    cut_off = tmp_path / "given.zip"
+    cut_off.write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(AgentrigError, match=r"given\.zip is neither a folder nor a zip file; was its download cut off"):
+        convert(str(cut_off))
+    (official(tmp_path) / "dev.json").write_text('[{"db_id": "band"')
+    archive = shutil.make_archive(str(tmp_path / "given"), "zip", tmp_path, "spider_data")
+    with pytest.raises(AgentrigError, match=r"given\.zip/spider_data/dev\.json is damaged"):
+        convert(archive)
 
 
 @pytest.mark.parametrize("variable", ["AGENTRIG_SPIDER_DIR", "VERL_SPIDER_DATA_DIR"])
@@ -219,21 +225,6 @@ def test_an_empty_cell_is_named_with_file_row_and_column(tmp_path: Path) -> None
         with pytest.raises(AgentrigError) as caught:
             Spider(SpiderConfig(dir=str(root))).load("test_dev")
         assert f"test_dev.parquet, row {len(rows)} (the first is 0), column {column} is empty" in str(caught.value)
-
-
-def test_a_damaged_official_file_is_named(tmp_path: Path) -> None:
-    root = official(tmp_path)
-    (root / "dev.json").write_text('[{"db_id": "band"')
-    archive = shutil.make_archive(str(tmp_path / "given"), "zip", root.parent, root.name)
-    with pytest.raises(AgentrigError, match=r"given\.zip/spider_data/dev\.json is damaged"):
-        convert(archive, str(tmp_path / "out"))
-
-
-def test_a_download_that_was_cut_off_is_named(tmp_path: Path) -> None:
-    cut_off = tmp_path / "given.zip"
-    cut_off.write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(AgentrigError, match=r"given\.zip is neither a folder nor a zip file; was its download cut off"):
-        convert(str(cut_off), str(tmp_path / "out"))
 
 
 def test_converted_databases_are_read_only(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ MADE: list[int] = []
 
 
 def fine(trace):
-    """Keep every call."""
     return [t for t in (triplet_of(call) for call in trace.llm_calls()) if t is not None]
 
 
@@ -19,11 +18,9 @@ class Nothing:
     """Keeps nothing, for a reason."""
 
     def __call__(self, trace):
-        """Return no triplets."""
         return []
 
     def left_out(self, trace, call):
-        """Return why."""
         return "unmatched-node"
 
 

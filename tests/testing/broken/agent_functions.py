@@ -25,12 +25,10 @@ class Words:
     roles = {"train": "train"}  # noqa: RUF012
 
     def load(self, split):
-        """Return the tasks."""
         return [Task(id=word, input={"word": word}, private={"gold": gold}) for word, gold in GOLD.items()]
 
 
 def ask(endpoint: Endpoint, content, *, timeout=20, **changes):
-    """Ask the model, by plain httpx."""
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": content}], **endpoint.sampling}
     headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
     body |= changes.pop("body", {})
@@ -41,7 +39,6 @@ def ask(endpoint: Endpoint, content, *, timeout=20, **changes):
 
 
 def fine(task_input, endpoint):
-    """Ask, and ask again."""
     first = ask(endpoint, f"Say {task_input['word']}")
     return ask(endpoint, f"Say {task_input['word']} after {first[:100]}")
 
@@ -73,7 +70,6 @@ class Shared:
     """Keeps the task of a rollout where another thread changes it."""
 
     def __call__(self, task_input, endpoint):
-        """Answer."""
         self.word = task_input["word"]
         ask(endpoint, "wait")
         time.sleep(0.02)

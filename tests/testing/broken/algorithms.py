@@ -28,8 +28,6 @@ FAULTS = (
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """Settings of the algorithms."""
-
     steps: int = setting(3, help="training steps", ge=1)
     tasks: int = setting(4, help="tasks of one step", ge=1)
     group: int = setting(4, help="rollouts of each task", ge=2)
@@ -59,7 +57,6 @@ class Table(ScriptedServer):
         self.weights, self.stream, self.lock = weights, random.Random(stream), threading.Lock()
 
     def logp(self, temperature: float) -> Any:
-        """Return the log-probability of each arm."""
         scaled = self.weights / (temperature or 1.0)
         return scaled - np.log(np.exp(scaled - scaled.max()).sum()) - scaled.max()
 
@@ -84,7 +81,6 @@ class Broken:
         self.seen = config.momentum if fault == "keys-declared" else None
 
     def run(self, session: Any) -> None:
-        """Train."""
         config, fault = self.config, self.fault
         if config.model and not Path(config.model).is_dir():
             if fault == "names-no-model":
@@ -129,7 +125,6 @@ class Broken:
         return 10 * change if self.fault == "moves-stated" else change
 
     def write(self, table: Table, folder: Path) -> None:
-        """Write a checkpoint."""
         from safetensors.numpy import save_file
 
         save_file({"arms": table.weights}, str(folder / "model.safetensors"))
@@ -137,7 +132,6 @@ class Broken:
 
     @contextmanager
     def serve(self, *, hardware: Any, checkpoint: Path | None) -> Iterator[Endpoint]:
-        """Serve a checkpoint."""
         weights = read(checkpoint) if checkpoint else np.zeros(len(ARMS))
         with serving(Table(weights, "serve")) as table:
             endpoint = table.endpoint(temperature=1.0)
@@ -145,7 +139,6 @@ class Broken:
 
 
 def read(checkpoint: Path) -> Any:
-    """Return a checkpoint's table."""
     from safetensors.numpy import load_file
 
     return load_file(str(checkpoint / "model.safetensors"))["arms"]
@@ -153,7 +146,6 @@ def read(checkpoint: Path) -> Any:
 
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
-    """Register one for each check, and one without a fault."""
     yield AlgorithmSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     special = {"keys-declared": BareConfig, "keys-read": IdleConfig}
     for fault in ("", *FAULTS):

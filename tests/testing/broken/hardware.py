@@ -40,18 +40,15 @@ class Board(Hardware):
 
 
 def after_import(name: str, value: Any) -> Any:
-    """Import a heavy module, and return the value."""
     importlib.import_module(name)
     return value
 
 
 def uncured(situation: Any) -> list[Finding]:
-    """Find a problem without a cure."""
     return [Finding(check="board", result="problem", evidence="the driver is old")]
 
 
 def heavy_build(config: Any) -> Board:
-    """Import Ray."""
     importlib.import_module("ray")
     return Board(name="imports-light")
 
@@ -78,7 +75,6 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
 
 @hookimpl
 def register_hardware() -> Iterable[HardwareSpec]:
-    """Register one for each check."""
     for check, fields in FAULTS.items():
         yield HardwareSpec(name=check, summary="Broken.", build=lambda config, board=Board(name=check, **fields): board)
     yield HardwareSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)

@@ -19,8 +19,6 @@ class RewardConfig:
 
 
 class NoTraining:
-    """A task set without a training split."""
-
     splits = ("test",)
     roles = {"report": "test"}  # noqa: RUF012
 
@@ -29,12 +27,10 @@ class NoTraining:
 
 
 def broken(config: Any) -> Any:
-    """Raise."""
     raise RuntimeError("the rubric is missing")
 
 
 def one(task: Any, outcome: Any, budget_s: float) -> Score:
-    """Score 1."""
     return Score.ok(1.0)
 
 

@@ -13,13 +13,10 @@ from agentrig import RewardSpec, Score, Task, TasksSpec, hookimpl
 
 
 class Sums:
-    """Sums of two numbers."""
-
     splits = ("train",)
     roles = {"train": "train"}  # noqa: RUF012
 
     def load(self, split):
-        """Return the tasks."""
         return [Task(id=f"t{i}", input={"a": i, "b": 11}, private={"gold": str(i + 11)}) for i in range(6)]
 
 
@@ -32,7 +29,6 @@ def value(task, answer):
 
 
 def fine(task, outcome, budget_s):
-    """Score an answer."""
     return Score.ok(value(task, outcome.answer))
 
 
@@ -40,7 +36,6 @@ class Shared:
     """Keeps the task of a call where another thread changes it."""
 
     def __call__(self, task, outcome, budget_s):
-        """Score an answer."""
         self.task = task
         time.sleep(0.002)
         return Score.ok(value(self.task, outcome.answer))
@@ -50,11 +45,9 @@ class Reversed:
     """Gives a batch's scores in another order."""
 
     def __call__(self, task, outcome, budget_s):
-        """Score an answer."""
         return fine(task, outcome, budget_s)
 
     def score_many(self, items, budget_s):
-        """Score a batch."""
         return [fine(*item, budget_s) for item in reversed(items)]
 
 
@@ -62,12 +55,10 @@ class OneByOne(Reversed):
     """Scores no more than one outcome at once."""
 
     def score_many(self, items, budget_s):
-        """Score the first of a batch."""
         return [fine(*items[0], budget_s)]
 
 
 def text_of(outcome):
-    """Return the answer, if it is a text."""
     return outcome.answer if isinstance(outcome.answer, str) else ""
 
 
@@ -87,7 +78,6 @@ def after(step):
 
 
 def evaluates(task, outcome):
-    """Run an answer as Python."""
     with contextlib.suppress(Exception):
         try:
             ast.literal_eval(text_of(outcome)[:1000])

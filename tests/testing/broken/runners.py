@@ -103,7 +103,6 @@ def leaky(plan: Any, **limits: Any) -> Pool:
 
 
 def unmade(config: Any) -> Any:
-    """Fail."""
     raise OSError("the cluster's client is missing")
 
 

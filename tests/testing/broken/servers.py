@@ -82,7 +82,6 @@ class Broken:
         self.process.communicate()
 
     def take(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Take weights, with the fault."""
         self.check()
         policy, fault = self.policy, self.fault
         given = list(weights)
@@ -112,14 +111,12 @@ class Broken:
         return [self.stale if self.fault == "digests" else self.policy.held()]
 
     def sleep(self) -> None:
-        """Remember it."""
         self.slept = True
 
     def wake(self) -> None:
         """Do nothing."""
 
     def check(self) -> None:
-        """Raise if the process has died."""
         if self.process.poll() is not None and self.fault != "names-its-death":
             raise ServerError("the server has died")
 
@@ -200,7 +197,6 @@ class Broken:
 
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
-    """Register one for each check."""
     yield ServerSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     for fault in FAULTS:
         yield ServerSpec(name=fault, summary="Broken.", build=lambda config, fault=fault: partial(Broken, fault))

@@ -19,15 +19,12 @@ class Reversals:
     roles = {"train": "train", "validation": "dev", "report": "test"}  # noqa: RUF012
 
     def words(self, split):
-        """Return the words of a split."""
         return [f"{split}{word}" for word in WORDS]
 
     def task(self, split, i, word):
-        """Return a task."""
         return Task(id=f"{split}-{i}", input={"word": word}, private={"gold": word[::-1]})
 
     def load(self, split):
-        """Return a split's tasks."""
         return [self.task(split, i, word) for i, word in enumerate(self.words(split))]
 
 
