@@ -20,7 +20,8 @@ from agentrig.run.manifest import manifest
 from agentrig.run.session import RunSession
 from agentrig.runners.scorer import Scorer
 from agentrig.testing.run_directory import rollout_of
-from agentrig.view import build_report, compare
+from agentrig.view import build_report
+from agentrig.view.comparison import compare
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text("utf-8")
 

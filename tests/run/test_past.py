@@ -25,7 +25,8 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.past import contradictions, over_common, read_past
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
-from agentrig.view import build_report, compare
+from agentrig.view import build_report
+from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.page import view
 from agentrig.view.reading import columns_of, read_run

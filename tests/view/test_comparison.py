@@ -24,8 +24,9 @@ from agentrig.figures import number
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL, SERVER
-from agentrig.view import compare, read_prices
+from agentrig.view.comparison import compare
 from agentrig.view.page import differing_settings, render
+from agentrig.view.prices import read_prices
 from agentrig.view.reading import read_run
 from agentrig.view.watch.app import serving
 

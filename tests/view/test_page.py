@@ -15,7 +15,8 @@ import pytest
 import agentrig.view
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
-from agentrig.view import build_report, compare
+from agentrig.view import build_report
+from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.html import Links, explained
 from agentrig.view.page import render, view

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from agentrig.cli.entry import main
 from agentrig.processes.locks import Lock
 from agentrig.testing.run_directory import write_run
-from agentrig.view import compare, figures
+from agentrig.view import figures
+from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.page import render
 from agentrig.view.reading import read_run

@@ -303,7 +303,8 @@ def _accuracy(rows: Sequence[Row], stated: float | None, of: str, where: str) ->
     found = sum(valid) / len(rows) if rows else None
     without = sum(valid) / len(valid) if valid else None
     if stated is not None and all(one is None or not abs(one - stated) <= 1e-9 for one in (found, without)):
-        detail = f"{where} states the accuracy {stated:.4f} of {of}; {len(rows)} rollouts give {found:.4f}"
+        gives = "there are no rollouts of it" if found is None else f"{len(rows)} rollouts give {found:.4f}"
+        detail = f"{where} states the accuracy {stated:.4f} of {of}; {gives}"
         cause = f"{where} was changed since the run wrote it, or the measurement counts other rollouts than those of "
         yield fault(detail, f"{cause}the file")
 

@@ -16,11 +16,8 @@ import attrs
 from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
 from agentrig.text import storable
-from agentrig.view.comparison import Comparison, compare
-from agentrig.view.prices import Prices, read_prices
+from agentrig.view.prices import Prices
 from agentrig.view.reading import read_run
-
-__all__ = ["Comparison", "Prices", "build_report", "compare", "read_prices"]
 
 
 def build_report(

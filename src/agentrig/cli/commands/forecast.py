@@ -16,7 +16,7 @@ from agentrig.text import printable
 
 if TYPE_CHECKING:
     from agentrig.run.forecast import Trial
-    from agentrig.view import Prices
+    from agentrig.view.prices import Prices
 
 
 @click.command()
@@ -51,7 +51,7 @@ def forecast(
     agentrig forecast my-run.toml --prices prices.toml
     """
     from agentrig.run.forecast import Trial
-    from agentrig.view import read_prices
+    from agentrig.view.prices import read_prices
 
     table = None if prices is None else read_prices(prices)
     plan = make_plan(words, options)

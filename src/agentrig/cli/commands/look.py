@@ -70,9 +70,10 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     agentrig report runs/mini-20260101-120000
     """
     from agentrig.figures import points
-    from agentrig.view import build_report, compare
+    from agentrig.view import build_report
     from agentrig.view.causes.evidence import Evidence
     from agentrig.view.causes.outcome import changes
+    from agentrig.view.comparison import compare
     from agentrig.view.reading import read_run
     from agentrig.view.table import SHOWN, results, text_of
 
@@ -144,8 +145,9 @@ def compare(
       [machines."cpu: x86_64"]
       hour = 0.1
     """
-    from agentrig.view import build_report, read_prices
-    from agentrig.view import compare as compare_runs
+    from agentrig.view import build_report
+    from agentrig.view.comparison import compare as compare_runs
+    from agentrig.view.prices import read_prices
 
     if not runs:
         raise click.UsageError("name the runs to compare: agentrig compare RUN RUN (of one run: agentrig report)")
@@ -191,7 +193,7 @@ def watch(place: Path | None, port: int, opens: bool, prices: Path | None, with_
     agentrig watch runs/mini-20260101-120000
     agentrig watch runs --port 8421
     """
-    from agentrig.view import read_prices
+    from agentrig.view.prices import read_prices
     from agentrig.view.watch.app import serving
 
     place = place or Path("runs")
