@@ -104,6 +104,7 @@ def test_every_attribute_of_a_span_is_listed(model: ModelServer) -> None:
 
     @tool
     def look(table: str) -> str:
+        """Look into a table."""
         return "rows"
 
     with recording("r", token_ids=True, base_url=model.url) as recorder:
