@@ -8,7 +8,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -210,14 +210,24 @@ def fingerprint(tasks: Sequence[Task]) -> str:
     return digest.hexdigest()
 
 
-def overlap(one: Sequence[Task], other: Sequence[Task]) -> list[tuple[Task, Task]]:
+def by_input(tasks: Iterable[Task]) -> dict[str, Task]:
+    """Return the first task of each input, by `input_key`."""
+    known: dict[str, Task] = {}
+    for task in tasks:
+        known.setdefault(input_key(task), task)
+    return known
+
+
+def overlap(one: Sequence[Task] | Mapping[str, Task], other: Sequence[Task]) -> list[tuple[Task, Task]]:
     """Return the tasks of `other` whose input also occurs in `one`, each after the first task there that has it.
 
     A whole number equals itself written as a float: a column of a file may be of the one kind here, of the other there.
+
+    Args:
+        one: Tasks, or what `by_input` returned for them.
+        other: Tasks.
     """
-    known: dict[str, Task] = {}
-    for task in one:
-        known.setdefault(input_key(task), task)
+    known = one if isinstance(one, Mapping) else by_input(one)
     found = ((known.get(input_key(task)), task) for task in other)
     return [(first, task) for first, task in found if first is not None]
 

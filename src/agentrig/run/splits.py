@@ -17,7 +17,7 @@ from agentrig.plugins.loading import told_if_slow
 from agentrig.processes.put_back import torch_put_back
 from agentrig.processes.replaced import left_alone
 from agentrig.run.damage import read_object
-from agentrig.tasks import ROLES, Task, Tasks, input_key, overlap, repeated
+from agentrig.tasks import ROLES, Task, Tasks, by_input, input_key, overlap, repeated
 from agentrig.text import DEPTH_LIMIT, LARGE_WORDS, TOO_LARGE, cut, words_of
 
 WITHOUT = {
@@ -130,6 +130,8 @@ def label_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], model: obje
     A warm-up labels no held-out task of its own splits; other shares, or another file, can make one of a label.
     """
     known = labelled(model)
+    if not known:
+        return []
     seen = {role: [task for task in splits[role][1] if input_key(task) in known] for role in ("validation", "report")}
     told = [f"{len(tasks)} of {len(splits[role][1])} {role} tasks" for role, tasks in seen.items() if tasks]
     if not told:
@@ -178,6 +180,7 @@ def split_warnings(
                 f"{f', {unlike} of them with another private part' if unlike else ''}: "
                 f"{'; '.join(f'{task.place} repeats {first.place}' for first, task in again[:2])}"
             )
+    trained = by_input(splits["train"][1])
     for role in ("validation", "report"):
         split, rows = splits[role]
         limited = f"run.{role}_tasks" if run is not None and getattr(run, f"{role}_tasks") else ""
@@ -187,7 +190,7 @@ def split_warnings(
             why = why_empty(tasks, split)
             another = f"name another with run.{role}=SPLIT"
             warnings.append(f"{named}: {WITHOUT[role]}; {f'{why}; or ' if why else ''}{another}")
-        shared = overlap(splits["train"][1], rows)
+        shared = overlap(trained, rows)
         if shared and not getattr(tasks, "measures_training", False):
             warnings.append(_shared(shared, rows, role, "training"))
     return warnings
