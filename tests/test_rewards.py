@@ -706,13 +706,18 @@ def test_a_reward_changes_nothing_but_its_own_copies(many: bool) -> None:
     assert repr([(t.input, t.private, t.row, o, trace) for t, o, trace in rollouts]) == before
 
 
-def test_a_reward_may_score_each_call(toy_plan: Callable[..., Plan]) -> None:
+def test_a_reward_may_score_each_call_and_its_process_ends_with_its_scorer(toy_plan: Callable[..., Plan]) -> None:
+    def processes() -> set[int]:
+        return {process.pid for process in psutil.Process().children(recursive=True)}
+
     plan = toy_plan("reward.calls=true")
     task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
     spans = [Span(id=str(i), parent=None, name=LLM_CALL, start=0, end=1) for i in range(3)]
     with contextlib.closing(plan.scorer()) as scorer:
         two = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans[:2]))])[0]
         three = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r", spans=spans))])[0]
+        judging = processes()
+    assert judging - processes()
     assert (two.value, two.calls) == (1.0, (0.5, None))
     assert three.status == "invalid"
     assert "gave 2 values of calls, and the rollout has 3 recorded calls" in three.details["reason"]
