@@ -142,11 +142,7 @@ def package() -> Path:
 
 
 def config_directory() -> Path:
-    """Return the folder of verl's trainer YAML, without importing verl.
-
-    Raises:
-        ConfigError: verl is not installed.
-    """
+    """Return the folder of verl's trainer YAML, without importing verl."""
     return package() / "trainer" / "config"
 
 

@@ -61,10 +61,6 @@ class VllmServer:
 
     `__enter__` returns immediately, so that the learner can load while vLLM starts; methods that need the server wait.
 
-    Args:
-        plan: The model to serve, and how.
-        config: Settings.
-
     Attributes:
         dtype: The dtype in which it computes.
         parts: Seconds of the start's parts, once it has started.
