@@ -58,7 +58,6 @@ def save(
 
     Args:
         model: The model that peft has wrapped.
-        tokenizer: Its tokenizer.
         directory: Is made if it does not exist.
         dtype: Of the weights when they are merged.
         trained: Name to tensor of the adapters.
@@ -83,10 +82,6 @@ def plain_name(name: str) -> str:
 def check_start(directory: Path, start: Mapping[str, str]) -> None:
     """Check that a checkpoint's adapters belong to a starting model.
 
-    Args:
-        directory: The checkpoint.
-        start: See `reference`.
-
     Raises:
         ConfigError: It is another model.
         CheckpointDamaged: It does not name one.
@@ -109,7 +104,6 @@ def plain_directory(directory: Path, find: Callable[[str], Path]) -> Path:
     checkpoint.
 
     Args:
-        directory: A Hugging Face directory, or a checkpoint.
         find: Returns the directory of a starting model, by its name.
 
     Raises:
@@ -151,11 +145,6 @@ def _verify_once(made: Path, _inode: int) -> None:
 
 def write_plain(directory: Path, target: Path, find: Callable[[str], Path]) -> None:
     """Write the model of a checkpoint of adapters, merged as the learner merges them for the server.
-
-    Args:
-        directory: The checkpoint.
-        target: The new model's directory.
-        find: See `plain_directory`.
 
     Raises:
         ConfigError: The starting model is gone, or is another one.

@@ -42,11 +42,7 @@ MODEL_NAME = "policy"
 
 
 class Grpo:
-    """Implements `agentrig.algorithms.LoopAlgorithm`.
-
-    Args:
-        config: The settings.
-    """
+    """Implements `agentrig.algorithms.LoopAlgorithm`."""
 
     def __init__(self, config: LearnerConfig) -> None:
         self.config = config
@@ -68,9 +64,6 @@ class Grpo:
         """Plan the device's memory for server and learner together, before either starts.
 
         On a CPU the server takes what it needs, and the learner is planned when it is made.
-
-        Raises:
-            ConfigError: Nothing fits; the message says what would.
         """
         if plan.hardware.torch_device == "cpu" and self.config.lora_base != "server":
             return plan

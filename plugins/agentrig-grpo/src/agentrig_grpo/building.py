@@ -47,7 +47,6 @@ def build(
 
     Args:
         model: A Hugging Face causal language model on its device, in fp32; for adapters perhaps in bfloat16.
-        config: Settings.
         bf16: Whether to compute in bfloat16.
         seed: Of new adapters.
         recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
@@ -96,12 +95,7 @@ def _exact(model: Any, *, given: bool | None) -> bool:
 
 
 def recompute(model: Any, layers: int | None) -> None:
-    """Let the first layers of a model compute their activations twice, and the others once.
-
-    Args:
-        model: The model.
-        layers: How many; None for all.
-    """
+    """Let the first layers of a model, or all for None, compute their activations twice, and the others once."""
     if layers != 0:
         # transformers 5.2x renamed it, and warns about the former name.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

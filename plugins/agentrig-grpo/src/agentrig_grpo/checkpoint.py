@@ -77,9 +77,6 @@ def load_model(
     """Return the causal language model of a local Hugging Face directory, in evaluation mode.
 
     Args:
-        directory: The model's.
-        dtype: Of the weights.
-        device: Where they go.
         attention: One of transformers' implementations; None for its own choice.
 
     Raises:
@@ -100,11 +97,7 @@ def load_model(
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Make sure that the model has an embedding for every token.
-
-    Raises:
-        ConfigError: They are not of one make.
-    """
+    """Make sure that the model has an embedding for every token."""
     rows, last = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values())
     if last >= rows:
         raise ConfigError(

@@ -67,10 +67,6 @@ def fitting_about(
     """Return about what server and learner need of a device, from sizes alone.
 
     Args:
-        shape: The model's sizes.
-        config: The learner's settings.
-        device: The device.
-        says: What the server's settings say.
         context: Most tokens that the server takes.
         runners: Rollouts that run at once at most.
         lends: Whether the learner can compute with the server's weights, as far as the model is concerned.
@@ -107,8 +103,6 @@ def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int
     """Return about what an update needs, from the model's sizes alone: a run measures its code instead.
 
     Args:
-        shape: The model's sizes.
-        config: Settings.
         tokens: Tokens of a pass.
         recomputed: How many layers compute their activations twice.
         element: Bytes of a number that is computed with.

@@ -44,11 +44,7 @@ def context_of(config: Any, max_length: int) -> int:
 
 
 def configuration(directory: Path) -> Any:
-    """Return the `transformers` configuration of a local model; transformers is imported here.
-
-    Raises:
-        ConfigError: The type of the model is unknown.
-    """
+    """Return the `transformers` configuration of a local model; transformers is imported here."""
     import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -66,7 +62,6 @@ def check_context(directory: Path, *, max_length: int, max_tokens: int) -> int:
     """Return the context of a local model, in tokens, where a run's settings go with it.
 
     Args:
-        directory: A Hugging Face directory.
         max_length: See `context_of`.
         max_tokens: Most tokens of one reply.
 

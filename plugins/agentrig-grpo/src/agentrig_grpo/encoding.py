@@ -15,8 +15,6 @@ def encode(turn: Turn, chat: Chat, context: int) -> tuple[Sequence[int], Sequenc
     """Return the token ids of a turn's prompt and reply; see `agentrig.learners.Imitating.encode`.
 
     Args:
-        turn: The call.
-        chat: The model's tokenizer and template.
         context: Most tokens of both.
 
     Raises:

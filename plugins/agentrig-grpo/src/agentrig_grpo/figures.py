@@ -90,8 +90,6 @@ def of_pass(loss: torch.Tensor, out: TokenLoss, entropy: torch.Tensor, threshold
     """Return a pass's figures, which stay on the device so that it never waits.
 
     Args:
-        loss: The pass's part of the loss.
-        out: The loss of each of its tokens.
         entropy: Of each token's distribution, nats.
         threshold: Where the importance weights of stale tokens are truncated.
     """

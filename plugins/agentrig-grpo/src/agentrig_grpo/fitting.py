@@ -153,8 +153,6 @@ def server_need(
     """Return what a server needs.
 
     Args:
-        config: The learner's settings.
-        says: What the server's settings say.
         shape: The model's; None if it is not known, and the server gets 0.4 of the device.
         weights: Bytes of the weights in the server's dtype.
         element: Bytes of one number in that dtype.
@@ -221,8 +219,6 @@ class Fitting:
 
     Attributes:
         config: The learner's settings; what they set is kept.
-        device: The device.
-        server: What the server needs.
         estimate: Returns what an update needs, for settings, the tokens of a pass, and none or all of the layers that
             compute their activations twice.
         passes: The passes that are estimated, ascending: the smallest, that whose chunk of logits is full, the largest.

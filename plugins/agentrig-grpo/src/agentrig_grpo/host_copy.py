@@ -29,9 +29,6 @@ class HostCopy:
 
     From an accelerator, `take` returns before the copies are complete: call `before_change` before the tensors change,
     and `wait` before the copies are read. The buffers are page-locked, made once, and used again by the next `take`.
-
-    Args:
-        device: Where the tensors are.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -72,7 +72,6 @@ class Learner:
     Args:
         model: A Hugging Face causal language model on its device, in fp32, or as its files have it if adapters are
             trained; these are added here.
-        config: Settings.
         dtype: `float32`, or `bfloat16`: then the model computes with 16-bit copies of its weights, or under autocast
             (models whose calls share no tokens, and adapters of a model that has more than 16 bits). Trained weights,
             gradients and the optimizer stay fp32.
@@ -197,10 +196,8 @@ class Learner:
         """Accumulate a mini-batch's gradient in passes of at most `tokens` tokens, then step the optimizer.
 
         Args:
-            samples: The mini-batch.
             figures: Is added to.
             places: The samples' places among those of the step.
-            step: The training step.
         """
         config = self.config
         lengths = [len(s.response_ids) for s in samples]
@@ -361,8 +358,6 @@ class Learner:
         """Return the log-probabilities of all tokens except the first, under the current weights.
 
         Args:
-            ids: The tokens.
-            temperature: Of the softmax.
             dtype: Of weights and arithmetic; None for those of training.
         """
         sample = TrainSample(

@@ -26,9 +26,6 @@ def load_model(
 
     Args:
         directory: The model's; its weights have the dtype.
-        server: The model's, started.
-        dtype: Of the weights.
-        device: Where they are.
         attention: One of transformers' implementations; None for its own choice.
 
     Raises:
@@ -93,12 +90,7 @@ def attach(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def digests_of(directory: Path, names: list[str], *, dtype: torch.dtype, device: str) -> dict[str, str]:
-    """Return name to digest of tensors in a directory's safetensors files; one of them is on the device at a time.
-
-    Raises:
-        ConfigError: The files lack one.
-        ModelError: They are missing or damaged.
-    """
+    """Return name to digest of tensors in a directory's safetensors files; one of them is on the device at a time."""
     found = Digests(dtype)
     wanted = set(names)
     for name, tensor in _tensors(directory, wanted):

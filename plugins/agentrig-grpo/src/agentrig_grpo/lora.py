@@ -17,7 +17,6 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
     """Return the model with trainable adapters and everything else frozen.
 
     Args:
-        model: A Hugging Face causal language model.
         rank: Of the two factors of each adapter.
         alpha: The adapters' output is scaled by alpha / rank.
         targets: `all-linear`, or names of the modules to adapt, with commas between.

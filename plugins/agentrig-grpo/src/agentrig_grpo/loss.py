@@ -209,7 +209,6 @@ def tokens_in_loss(logprobs: torch.Tensor, out: TokenLoss, advantages: torch.Ten
 
     Args:
         logprobs: The tokens' log-probabilities; they and `out.loss` retain their gradients.
-        out: The tokens' loss.
         advantages: The advantage of each token's call, [T].
     """
     if out.loss.grad is None or logprobs.grad is None:  # no gradient came from these tokens
@@ -233,7 +232,6 @@ def sample_weights(
     Args:
         lengths: Response tokens of each sample.
         rollouts: Which rollout each sample belongs to.
-        aggregation: One of the two.
     """
     if aggregation == "token-mean":
         return [1 / sum(lengths)] * len(lengths)

@@ -78,12 +78,7 @@ def need_of(
     """Return what an update needs: passes of so many tokens, half of them of the longest answers.
 
     Args:
-        directory: The model's directory.
         config: Settings; `gradient_checkpointing` is "auto" for off here.
-        tokens: Tokens of a pass.
-        dtype: The learner's dtype.
-        device: torch's name of the device.
-        attention: The attention, as in `load_model`.
         chunk: Most logits at once.
         recomputed: How many layers compute their activations twice; None for what `gradient_checkpointing` says.
 

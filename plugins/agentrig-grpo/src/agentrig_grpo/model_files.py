@@ -31,7 +31,6 @@ def model_files(directory: str | Path, needed: str) -> Path:
     Links are followed, so a folder of the Hugging Face cache works too.
 
     Args:
-        directory: A local directory.
         needed: A file that must be there.
 
     Raises:

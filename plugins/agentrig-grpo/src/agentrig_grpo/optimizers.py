@@ -24,9 +24,6 @@ def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: LearnerConfig
 
     Moments on the device are made here. Made by the first step, they would lie between that update's activations and
     gradients, and torch could not give back the memory around them.
-
-    Raises:
-        ConfigError: bitsandbytes is not installed.
     """
     settings: Any = {
         "lr": config.lr,
@@ -77,11 +74,7 @@ def optimizer_bytes(tensors: Sequence[torch.Tensor], name: str) -> int:
 
 
 def check_state(state: Mapping[str, Any], config: LearnerConfig) -> None:
-    """Check that a checkpoint's optimizer is the one of the settings.
-
-    Raises:
-        AgentrigError: It is another one.
-    """
+    """Check that a checkpoint's optimizer is the one of the settings."""
     kinds = {"adamw" if "exp_avg" in one else "adamw8bit" for one in state["state"].values()}
     if kinds - {config.optimizer}:
         raise AgentrigError(

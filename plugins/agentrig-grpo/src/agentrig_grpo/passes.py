@@ -21,9 +21,6 @@ def out_of_memory(
     """Return what to do where the device's memory is too small for the smallest passes that were left.
 
     Args:
-        error: What torch raised.
-        config: Settings.
-        step: The training step.
         latest: Tokens of the latest pass.
         most: Most tokens that one may have.
     """
@@ -50,7 +47,6 @@ def too_small(tasks: Sequence[Task], prompt: Callable[[str], Sequence[int]], con
     Args:
         tasks: Their inputs are the least that a prompt has; an agent's own instructions come on top.
         prompt: Returns the tokens of a text as a chat prompt.
-        config: Settings.
         budget: Most tokens of a pass.
 
     Returns:
@@ -70,11 +66,7 @@ def too_small(tasks: Sequence[Task], prompt: Callable[[str], Sequence[int]], con
 
 
 def check_tokens(samples: Sequence[TrainSample], vocabulary: int, step: int) -> None:
-    """Check that the model has all tokens of the samples: no embedding could be looked up for others.
-
-    Raises:
-        RunStopped: It does not; the message names the first one, and its call.
-    """
+    """Check that the model has all tokens of the samples: no embedding could be looked up for others."""
     for sample in samples:
         for name, ids in (("prompt", sample.prompt_ids), ("response", sample.response_ids)):
             if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
@@ -89,11 +81,7 @@ def check_tokens(samples: Sequence[TrainSample], vocabulary: int, step: int) -> 
 
 
 def check_recorded(samples: Sequence[TrainSample], step: int) -> None:
-    """Check that the server gave log-probabilities with all samples: those of older weights can't be computed again.
-
-    Raises:
-        RunStopped: It did not.
-    """
+    """Check that the server gave log-probabilities with all samples: those of older weights can't be computed again."""
     lacking = sum(s.logprobs is None for s in samples)
     if lacking:
         raise RunStopped(

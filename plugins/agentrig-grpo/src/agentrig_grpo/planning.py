@@ -49,8 +49,6 @@ class MemoryPlan:
     """How a run uses a device.
 
     Attributes:
-        fitting: What it was chosen from.
-        choice: What was chosen.
         chunk: Most logits at once.
         known: Whether the need of an update was estimated: a small one is not, nor one that can't be.
     """
@@ -124,9 +122,6 @@ class MemoryPlan:
         """Choose again after the first delivery; after each one, say it if the run has more than its limit.
 
         Server and learner have most then: all weights, keys, values and moments, and what they keep for later.
-
-        Raises:
-            ConfigError: Nothing fits; names what would.
         """
         if not self._started:
             self._started = True
@@ -145,11 +140,7 @@ class MemoryPlan:
                 )
 
     def started(self, learner: Learner) -> None:
-        """Choose again, now that the server has started and its size is known.
-
-        Raises:
-            ConfigError: Nothing fits; names what would.
-        """
+        """Choose again, now that the server has started and its size is known."""
         device, server = self.fitting.device, self.fitting.serving(self.choice)
         if not self.known or not device.accelerator or self.choice.sleeps:
             return
@@ -159,12 +150,7 @@ class MemoryPlan:
         self._choose(learner, self.fitting.choose())
 
     def updated(self, learner: Learner, most: int) -> None:
-        """Choose again, now that an update has been measured.
-
-        Args:
-            learner: The learner.
-            most: The most bytes that it held.
-        """
+        """Choose again, now that an update has been measured: it held at most `most` bytes."""
         self.choice = attrs.evolve(self.choice, tokens=learner.tokens, recomputed=learner.recomputed)
         if not self.known or most <= self.fitting.left(self.choice):
             return
@@ -194,15 +180,7 @@ def plan_memory(
     """Choose how a run uses a device.
 
     Args:
-        directory: The model's directory.
-        config: Settings.
-        dtype: The learner's dtype.
         device: The device, before the run starts anything on it.
-        attention: The attention, as in `load_model`.
-        server: What the server needs.
-
-    Raises:
-        ConfigError: Nothing fits; names what would.
     """
     from agentrig.forest.scoring import CHUNK
     from agentrig_grpo.learner import GPU_CHUNK
@@ -250,11 +228,7 @@ def plan_memory(
 
 
 def measured(device: str, limit: int = 0) -> DeviceMemory:
-    """Return a device's memory, as it is now: `others` is what torch does not hold for this process.
-
-    Raises:
-        ConfigError: The limit is more than it has.
-    """
+    """Return a device's memory, as it is now: `others` is what torch does not hold for this process."""
     import torch
 
     kind = device.split(":")[0]

@@ -43,11 +43,7 @@ STEPS = 1500
 
 
 def make_start(config: LearnerConfig, plan: StartPlan, turns: Sequence[Turn]) -> StartingModel:
-    """Choose a model for a warm-up and write it, not trained yet; what `AlgorithmSpec.make_start` of `grpo` is.
-
-    Raises:
-        ConfigError: No such model, or demonstrations that its context has no room for.
-    """
+    """Choose a model for a warm-up and write it, not trained yet; what `AlgorithmSpec.make_start` of `grpo` is."""
     if plan.model == "new":
         tokenizer = save_trained(
             plan.directory,
@@ -168,11 +164,7 @@ def architecture(parameters: float, vocabulary: int, context: int) -> Any:
 
 
 def _asked_for(parameters: int, vocabulary: int, context: int) -> Any:
-    """Return the architecture of `--parameters`.
-
-    Raises:
-        ConfigError: No new model has about that many; the message has the sizes that there are.
-    """
+    """Return the architecture of `--parameters`."""
     found = architecture(parameters, vocabulary, context)
     if abs(parameters_of(found) - parameters) > NEAR * parameters:
         sizes: list[list[int]] = []
@@ -221,11 +213,7 @@ def _qwen(width: int, inner: int, vocabulary: int, context: int) -> Any:
 
 
 def check_lengths(examples: Sequence[warmup.Example], context: int, model: str) -> None:
-    """Make sure that every demonstration fits into the context.
-
-    Raises:
-        ConfigError: Some do not.
-    """
+    """Make sure that every demonstration fits into the context."""
     lengths = [len(e.prompt_ids) + len(e.response_ids) for e in examples]
     long = [n for n in lengths if n > context]
     if long:

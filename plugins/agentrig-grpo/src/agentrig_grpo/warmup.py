@@ -69,7 +69,6 @@ def new_model(config: Any, tokenizer: Any, *, seed: int) -> Any:
     Args:
         config: A `transformers` configuration.
         tokenizer: Its vocabulary must fit into the configuration's.
-        seed: Of the initial weights.
 
     Raises:
         ValueError: The vocabulary is larger than the configuration's `vocab_size`.
@@ -106,21 +105,16 @@ def fine_tune(
 
     Args:
         model: A Hugging Face causal language model; its weights stay fp32.
-        examples: What to train on.
         epochs: Passes over the data; fractions are allowed.
         lr: Greatest learning rate; rises linearly over the first `WARMUP` of the steps, then falls to a
             tenth along a cosine.
         tokens_per_batch: Tokens of one optimizer step, padding counted.
         seed: Of the order of the data.
-        device: `cpu`, `cuda`, ….
         dtype: `float32` or `bfloat16` (then the forward pass runs under autocast).
         max_seconds: Stop early after this much wall time. When that is what ends the training, the schedule
             follows the time, so that the learning rate still decays to its end; else it follows the steps alone, and
             a seed gives the same model again.
         log: Called with a progress line about every five seconds; None for no output.
-
-    Returns:
-        Counts, losses and wall time.
 
     Raises:
         ValueError: No examples, or a dtype that is neither of the two.

@@ -31,8 +31,6 @@ class Runner:
     """Builds the agent once, then runs rollouts, each in its own thread.
 
     Args:
-        plan: How to build the agent.
-        variables: Environment variables to set.
         absent: Names of the run's variables that this runner does not get.
         files: The plugin files' texts, by path: a node that has no such file gets a copy.
     """

@@ -53,13 +53,9 @@ class RayPool(BasePool[Actor]):
     """`agentrig.runners.processes.Pool` on Ray: the same contract, with actors instead of processes.
 
     Args:
-        plan: The agent.
         address: The cluster, as `agentrig_ray.cluster.join` takes it; it is joined when the first actor starts.
         cpus: CPUs that an actor requests from Ray.
-        resources: Custom resources that an actor requests.
-        runtime_env: Ray's runtime environment of the actors.
         wait_s: Seconds until one actor must have a place and its agent.
-        logs: Print what the actors print.
         preload: Not used: an actor imports on its own.
         environment: Variables set in the actors before the agent is built, in addition to those that `plan` allows.
         **limits: `n`, `threads`, `deadline_s` and `retries`, as `BasePool` has them.

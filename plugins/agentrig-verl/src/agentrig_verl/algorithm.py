@@ -49,9 +49,7 @@ class Verl:
         """Return the runners' pool. The runners start after `run` has joined Ray.
 
         Args:
-            plan: The agent.
             make: Makes the runners that `[runners] use` names; None: `algorithm.runners` says where they run.
-            **settings: The limits.
         """
         self._pool = PlacedPool(plan, make=make, **settings)
         return self._pool
@@ -143,11 +141,7 @@ class Verl:
         return flat.get(f"{ROLLOUT}.gpu_memory_utilization") or 0.6 * (min(limit / total, 1.0) if limit else 1.0)
 
     def compose(self, session: Session) -> Any:
-        """Return verl's whole configuration for a run.
-
-        Raises:
-            ConfigError: A key that verl does not have, or a key that would have no effect.
-        """
+        """Return verl's whole configuration for a run."""
         flat = keys_of(self.config, session.hardware, plan=self._plan(session))
         if session.checkpoint is not None:
             # verl would validate the checkpoint again; its own step has validated it.

@@ -18,7 +18,6 @@ def finish_checkpoint(path: Path, step: int, *, base: str) -> None:
 
     Args:
         path: The checkpoint's directory; verl saved below `path / "trainer"`.
-        step: The training step.
         base: The starting model; its tokenizer files are kept as they are.
 
     Raises:
@@ -51,11 +50,7 @@ def whole_model(directory: Path) -> Path:
 
 
 def trainer_state(checkpoint: Path) -> Path:
-    """Return the folder that verl resumes from.
-
-    Raises:
-        ConfigError: The checkpoint was not written by this algorithm.
-    """
+    """Return the folder that verl resumes from; a checkpoint that this algorithm did not write is an error."""
     found = sorted((checkpoint / "trainer").glob("global_step_*"))
     if not found:
         raise ConfigError(

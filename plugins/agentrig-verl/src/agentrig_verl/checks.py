@@ -103,10 +103,6 @@ def check(config: Any, *, merge: bool = True, credit: Credit = DEFAULT) -> None:
     Args:
         config: verl's composed configuration.
         merge: Whether calls that extend one another become one sequence.
-        credit: The run's credit.
-
-    Raises:
-        ConfigError: Settings that contradict one another, found by verl or by agentrig.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

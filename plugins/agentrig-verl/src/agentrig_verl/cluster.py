@@ -33,15 +33,10 @@ STOP = [sys.executable, "-P", "-m", "ray.scripts.scripts", "stop"]
 
 
 def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
-    """Join the running Ray cluster, or start one on this machine.
+    """Join the running Ray cluster, or start one on this machine; return the number of nodes.
 
     Args:
-        config: verl's composed configuration.
         hardware: The hardware whose environment and setup function the workers get.
-        logs: Print the workers' output.
-
-    Returns:
-        The number of nodes.
 
     Raises:
         ConfigError: The cluster cannot be used for this run; says what it lacks and what to do.

@@ -67,7 +67,6 @@ class Counter:
         """Return the count of all ranks since the last call.
 
         Args:
-            group: The data-parallel process group.
             device: Where the ranks' counts are summed.
         """
         total, self._total = self._total, None
@@ -120,11 +119,7 @@ def _owners(offsets: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def compare(sent: Counted, told: Counted, *, step: int, epochs: int) -> None:
-    """Check that the workers computed the loss over the rows that were sent, once in each epoch.
-
-    Raises:
-        RunStopped: They did not.
-    """
+    """Check that the workers computed the loss over the rows that were sent, once in each epoch."""
     expected = Counted(sent.rows * epochs, sent.tokens * epochs, sent.sum * epochs % PRIME)
     if told == expected:
         return

@@ -22,11 +22,7 @@ class Transfers:
     """The proofs of a verl run. It implements `agentrig.delivery.Learner` with what the actor told of a transfer.
 
     Args:
-        delivery: The session's proofs of delivery.
         directory: The run directory; the servers must be able to write into it.
-        rollout: verl's configuration of the servers.
-        workers: The actors' worker group.
-        tokenizer: The model's tokenizer.
         task: A task's input, for a run that has recorded no call yet.
     """
 

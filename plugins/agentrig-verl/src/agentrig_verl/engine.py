@@ -237,7 +237,6 @@ def tokens_of_a_pass(data: Any, rows: Sequence[Row], room: float) -> int:
     `micro_batch_size_per_gpu` padded rows; a pass has `room` times their tokens.
 
     Args:
-        data: A mini-batch with verl's settings.
         rows: All of its rows.
         room: See `room_of`.
     """

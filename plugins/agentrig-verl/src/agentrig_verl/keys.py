@@ -20,12 +20,7 @@ def keys_of(config: VerlConfig, hardware: Hardware, *, plan: VerlPlan | None) ->
     """Return verl's keys, dotted, of a run on that hardware, without those that connect verl to the run.
 
     Args:
-        config: Settings.
-        hardware: What the run uses.
         plan: What chooses the keys of the device's memory; None for values that do not depend on the device.
-
-    Raises:
-        ConfigError: Nothing fits; the message says what would.
     """
     flat = changed(config, hardware)
     return _choose({**flat, **attention(flat, hardware), **planned(flat, plan)})

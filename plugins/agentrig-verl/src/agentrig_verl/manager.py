@@ -34,8 +34,6 @@ class LoopManager:
     """Implements the contract of verl 0.9's v1 trainer for agent frameworks.
 
     Args:
-        config: verl's composed configuration.
-        session: Runs tasks.
         endpoints: The vLLM servers, with the sampling of training.
         merged: See `agentrig_verl.merge`.
     """
@@ -97,10 +95,6 @@ class LoopManager:
 
         Args:
             groups: verl's id of each group to its rollouts.
-            step: The training step.
-
-        Returns:
-            The trajectories of each group.
         """
         import transfer_queue as tq
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -139,11 +133,7 @@ def lightened(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
 
 @contextmanager
 def explained(session: Session, endpoints: Sequence[Endpoint]) -> Iterator[None]:
-    """Add to a `RunStopped` which model server died, and how to resume.
-
-    Raises:
-        agentrig.errors.RunStopped: The session's, with that added.
-    """
+    """Add to a `RunStopped` which model server died, and how to resume."""
     try:
         yield
     except RunStopped as stopped:

@@ -22,11 +22,6 @@ def is_on(name: str, environ: Mapping[str, str]) -> bool:
     return environ.get(name, "").lower() == "true"
 
 
-def uses_modelscope(environ: Mapping[str, str]) -> bool:
-    """Whether a model name (not a folder) is loaded from ModelScope, in training and in serving."""
-    return all(is_on(name, environ) for name in SWITCHES)
-
-
 def endpoint(environ: Mapping[str, str]) -> str:
     """Return the address that models are downloaded from."""
     return environ.get("MODELSCOPE_ENDPOINT") or f"https://{environ.get('MODELSCOPE_DOMAIN') or 'modelscope.cn'}"
@@ -49,7 +44,7 @@ def cached_model(model: str, environ: Mapping[str, str]) -> Path | None:
 
 def hub(environ: Mapping[str, str]) -> ModelHub | None:
     """Return ModelScope, if both switches are on; the doctor then looks for a model there."""
-    if not uses_modelscope(environ):
+    if not all(is_on(name, environ) for name in SWITCHES):
         return None
     return ModelHub(
         address=endpoint(environ), mirror="MODELSCOPE_ENDPOINT", cached=lambda model: cached_model(model, environ)

@@ -350,7 +350,6 @@ def plan_of(
     Args:
         flat: verl's keys as the run sets them, dotted.
         model: The model's directory, or its name on the Hub.
-        hardware: What it runs on.
         calls: Calls that run at once at most; 0 if it is not known.
         memory: Bytes of the smallest device; None to ask the hardware.
         forest: Whether the engine trains that computes shared tokens once.
@@ -373,11 +372,7 @@ def plan_of(
 
 
 def planned(flat: Mapping[str, Any], plan: VerlPlan | None) -> dict[str, Any]:
-    """Return the keys that a plan chooses, or those of a run that is not planned.
-
-    Raises:
-        ConfigError: Nothing fits; the message says what would.
-    """
+    """Return the keys that a plan chooses, or those of a run that is not planned."""
     if plan is not None:
         return plan.keys(plan.choose())
     row = sum(int(flat.get(key) or DEFAULTS[key]) for key in ("data.max_prompt_length", "data.max_response_length"))

@@ -20,9 +20,7 @@ class PlacedPool:
     Agent Lightning's trainer starts the runners before the algorithm, but Ray needs its environment first.
 
     Args:
-        plan: The agent.
         make: Makes the runners that the run names; None to let `place` choose.
-        **settings: The limits, as `agentrig.pools.MakePool` has them.
     """
 
     def __init__(self, plan: AgentSource, *, make: MakePool | None = None, **settings: Any) -> None:

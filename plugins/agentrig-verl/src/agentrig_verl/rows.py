@@ -76,7 +76,6 @@ def without_gradient(rows: Sequence[Row], data: Any) -> list[Row]:
     """Return rows whose advantages are all 0 without a token to compute, and the others as they are.
 
     Args:
-        rows: All rows of a batch.
         data: With the ragged field `advantages`.
     """
     advantages = data["advantages"]
@@ -106,7 +105,6 @@ def places_of(batch: Batch, samples: Sequence[Row], members: Sequence[Row]) -> t
     """Return where verl expects each log-probability of a batch: at the token before the predicted one.
 
     Args:
-        batch: The batch.
         samples: The samples of its forest.
         members: The rows of the micro-batch, in its order.
 

@@ -141,15 +141,6 @@ def package() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def config_directory() -> Path:
-    """Return the folder of verl's trainer YAML, without importing verl.
-
-    Raises:
-        ConfigError: verl is not installed.
-    """
-    return package() / "trainer" / "config"
-
-
 def installed() -> bool:
     """Whether verl and Hydra can be imported here."""
     return all(importlib.util.find_spec(name) is not None for name in ("verl", "hydra", "omegaconf"))
@@ -202,7 +193,7 @@ def compose(settings: Mapping[str, Any], *, trusted: Mapping[str, Any] | None = 
     """
     from omegaconf import OmegaConf, open_dict
 
-    config = copy.deepcopy(_own(config_directory()))
+    config = copy.deepcopy(_own(package() / "trainer" / "config"))
     flat, trusted = flatten(settings), dict(trusted or {})
     for key, value in flat.items():
         if (reason := ignored(key)) and not (_has(config, key) and OmegaConf.select(config, key) == value):

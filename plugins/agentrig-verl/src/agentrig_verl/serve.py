@@ -33,7 +33,6 @@ def serve_model(
 
     Args:
         model: A Hugging Face directory or a name on the Hub.
-        sampling: The endpoint's sampling fields.
         max_model_len: Prompt and response together, in tokens; None for the model's own.
         memory: The share of the GPU's memory that vLLM may use.
         options: More options of `vllm serve`; True for one without a value.

@@ -23,11 +23,6 @@ ATTENTIONS = (None, "sdpa", "flash_attention_2", "flash_attention_3")
 def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: str) -> tuple[bool, str]:
     """Choose the engine of a run.
 
-    Args:
-        engine: The value of `algorithm.engine`.
-        config: verl's composed configuration.
-        device: The hardware's `torch_device`.
-
     Returns:
         Whether shared tokens are computed once, and a sentence with the reason for the log and the report.
 
@@ -131,7 +126,6 @@ def by_rank(groups: Sequence[str], lengths: Sequence[int], ranks: int) -> list[i
     has room for it; a group without such a rank is split. A rank keeps the groups in their order.
 
     Args:
-        groups: The group of each row.
         lengths: Tokens of each row.
         ranks: How many ranks there are; they divide the number of rows.
     """

@@ -30,9 +30,6 @@ def lacking(root: Path | None = None) -> list[str]:
 
     Args:
         root: The folder of the package `verl`; None for the installed one.
-
-    Raises:
-        ConfigError: verl is not installed.
     """
     root = root or schema.package()
     missing = []
@@ -48,11 +45,7 @@ def lacking(root: Path | None = None) -> list[str]:
 
 
 def require() -> None:
-    """Raise unless this plugin can use the installed verl.
-
-    Raises:
-        ConfigError: It cannot; names what is missing and what to install.
-    """
+    """Raise unless this plugin can use the installed verl."""
     if missing := lacking():
         raise ConfigError(
             f"[algorithm] verl: agentrig cannot use the installed verl: it has no {', '.join(missing)}\n"

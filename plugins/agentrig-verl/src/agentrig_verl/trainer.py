@@ -59,8 +59,6 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     """The synchronous trainer of one run.
 
     Args:
-        config: verl's composed configuration.
-        session: The run's session.
         forest: Compute tokens that rows share once.
 
     Attributes:
@@ -328,7 +326,6 @@ def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float
     """Select the metrics for the run's report from verl's hundred or so.
 
     Args:
-        metrics: verl's metrics of one step.
         padding: How many empty sequences verl added to fill the last mini-batch.
     """
     names = {

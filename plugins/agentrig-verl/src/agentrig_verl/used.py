@@ -33,8 +33,6 @@ def rows_of(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any) -
     """Return the rows of a batch, without those that verl added to fill a mini-batch.
 
     Args:
-        keys: The batch's keys.
-        tags: The tags of each row.
         data: Ragged fields `response_mask` and `advantages`.
     """
     rows = zip(keys, tags, data["response_mask"].unbind(), data["advantages"].unbind(), strict=True)
@@ -66,7 +64,6 @@ def entries_of(
 
     Args:
         trajectories: What was written to TransferQueue, by key.
-        rows: The rows that the actor trained on.
         worths: What the run's credit says of each call; empty if verl computes its own advantages.
         always: Whether rows with advantage 0 have a gradient too, from a KL loss or an entropy bonus.
         rejects: Whether rollout correction may take tokens out of the loss.

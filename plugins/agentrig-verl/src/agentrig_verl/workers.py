@@ -25,7 +25,6 @@ def ray_environment(
     holds what either role needs.
 
     Args:
-        hardware: The hardware.
         versions: Installed versions by distribution.
         existing: A runtime_env to extend: its variables win, and its set-up hook is called first.
     """
@@ -66,11 +65,7 @@ def set_up_worker() -> None:
 
 
 def resolve(target: str) -> Callable[[], None]:
-    """Import `package:function` (Ray's form `package.function` too).
-
-    Raises:
-        ConfigError: There is no such module or function.
-    """
+    """Import `package:function` (Ray's form `package.function` too)."""
     module, _, name = target.partition(":") if ":" in target else target.rpartition(".")
     try:
         function: Callable[[], None] = getattr(import_module(module), name)

@@ -41,8 +41,6 @@ class ApiServer:
         """Start to answer.
 
         Args:
-            engine: vLLM's client of the engine.
-            arguments: vLLM's command line.
             order: The run's first order: the key, and the address.
             number: How many processes listened before this one; a given port is that of the first.
         """

@@ -39,8 +39,6 @@ class ApiServerProcess:
 
     Args:
         number: The number of this process among all that answer, from 1.
-        config: vLLM's configuration.
-        arguments: vLLM's command line.
         addresses: The arguments that tell vLLM's client where the engine is.
         order: The run's first order: the key, and the address.
     """
@@ -80,13 +78,7 @@ class ApiServerProcess:
 
 
 def client(config: Any, arguments: Namespace, addresses: Mapping[str, Any]) -> Any:
-    """Return vLLM's client of the engine; waits until the engine has loaded.
-
-    Args:
-        config: vLLM's configuration.
-        arguments: vLLM's command line.
-        addresses: The arguments that tell vLLM's client where the engine is.
-    """
+    """Return vLLM's client of the engine; waits until the engine has loaded."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 

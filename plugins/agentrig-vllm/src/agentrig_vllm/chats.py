@@ -24,12 +24,7 @@ READ = frozenset({b"x-request-id", b"x-data-parallel-rank", b"traceparent", b"en
 
 
 class Chats:
-    """Answers a plain chat completion with vLLM's handler; everything else, errors included, is left to vLLM's app.
-
-    Args:
-        app: vLLM's application.
-        state: Its state, which has the handler.
-    """
+    """Answers a plain chat completion with vLLM's handler; everything else, errors included, is left to vLLM's app."""
 
     def __init__(self, app: App, state: Any) -> None:
         self._app, self._state = app, state

@@ -61,10 +61,6 @@ class VllmServer:
 
     `__enter__` returns immediately, so that the learner can load while vLLM starts; methods that need the server wait.
 
-    Args:
-        plan: The model to serve, and how.
-        config: Settings.
-
     Attributes:
         dtype: The dtype in which it computes.
         parts: Seconds of the start's parts, once it has started.
@@ -87,7 +83,7 @@ class VllmServer:
         self._begun = time.perf_counter()
         self._process = ServerProcess(
             NAME,
-            self._program(),
+            [sys.executable, "-P", "-m", "agentrig_vllm.serving"],
             first={
                 "command_line": command_line(arguments_of(self._plan, self._config)),
                 "key": self._key,
@@ -120,9 +116,6 @@ class VllmServer:
             self._process.stop()  # at once: it has nothing to save
         for counter in self._counters:  # torch would have removed it at the end of vLLM's engine
             counter.unlink(missing_ok=True)
-
-    def _program(self) -> list[str]:
-        return [sys.executable, "-P", "-m", "agentrig_vllm.serving"]
 
     def _environment(self) -> dict[str, str]:
         own = self._plan.hardware.environment(Context(role="rollout"))

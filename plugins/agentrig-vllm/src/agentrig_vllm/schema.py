@@ -83,11 +83,7 @@ def names_in(source: str) -> list[str]:
 
 
 def check(arguments: Mapping[str, Any]) -> None:
-    """Check a run's own engine arguments.
-
-    Raises:
-        ConfigError: vLLM has no such argument, or agentrig sets it.
-    """
+    """Check a run's own engine arguments."""
     version, names = known()
     for name in arguments:
         if name in OWN:

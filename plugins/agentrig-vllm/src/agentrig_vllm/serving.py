@@ -35,7 +35,6 @@ class Orders:
     """Carries out the run's orders, one at a time.
 
     Args:
-        engine: vLLM's engine.
         answering: All that answer requests, in this process and in others.
     """
 
@@ -123,7 +122,6 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
     """Start the engine and the HTTP server, and carry out orders until the run is gone.
 
     Args:
-        channel: To the run.
         order: The first one: vLLM's command line, the key, and the address.
         begun: When this process began, of `time.perf_counter`.
     """

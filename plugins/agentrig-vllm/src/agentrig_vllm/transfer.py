@@ -70,7 +70,7 @@ class Sender:
             dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
             size = -(-tensor.numel() * dtype.itemsize // ALIGNED) * ALIGNED
             if entries and end + size > self._room:
-                yield self._message(entries, end)
+                yield self._message(entries)
                 entries, end = [], 0
             buffer = self._made(max(size, self._room), device)
             shape = list(tensor.shape)
@@ -80,7 +80,7 @@ class Sender:
             entries.append(entry)
             end += size
         if entries:
-            yield self._message(entries, end)
+            yield self._message(entries)
 
     def close(self) -> None:
         """Free the buffer; the server must have let go of it."""
@@ -89,7 +89,7 @@ class Sender:
         if shared_on_gpu:
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
-    def _message(self, entries: Sequence[Mapping[str, Any]], end: int) -> dict[str, Any]:
+    def _message(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         assert self._buffer is not None
         checked = [entry for entry in entries if getattr(torch, entry["dtype"]).is_floating_point]
         # The largest of each, which is NaN if one is: `isfinite` would take twice the memory of a tensor beside it.

@@ -34,8 +34,6 @@ class Api:
     """The routes of one server.
 
     Args:
-        engine: Samples.
-        chat: The tokenizer.
         model: The name that requests must ask for.
         max_length: The model's context in tokens.
     """

@@ -49,9 +49,7 @@ def parse(body: bytes, *, model: str, vocabulary: int) -> CompletionRequest:
     """Check a request's body.
 
     Args:
-        body: Of the request.
         model: The name that it must ask for.
-        vocabulary: How many tokens there are.
 
     Raises:
         Refused: See `protocol.checked`; or a token id that the model does not have.
@@ -72,11 +70,7 @@ class TextRequest(Addressed):
 
 
 def text_of(body: bytes, *, model: str) -> str | None:
-    """Return the text that a request asks to tokenize; None for one that has messages.
-
-    Raises:
-        Refused: See `protocol.checked`.
-    """
+    """Return the text that a request asks to tokenize; None for one that has messages."""
     with suppress(BadValue):
         data = read(body)
         if isinstance(data, dict) and "prompt" not in data:

@@ -57,7 +57,6 @@ class Constraints:
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
-        vocabulary: How many tokens the model has.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:

@@ -164,7 +164,6 @@ class LlamaDecoder(Decoder):
     Args:
         config: A `transformers` configuration for which `supports` returns None.
         state: Parameter names, as transformers has them, to tensors.
-        device: Where to compute.
         dtype: To compute in; norms and softmax are in fp32 either way.
         slots: Most rows.
         max_length: Most tokens of one row, prompt and response.

@@ -68,7 +68,6 @@ class Score:
     """The scores of given tokens.
 
     Attributes:
-        version: The weights' version.
         logprobs: The log-probability of each token after the first, at temperature 1.
         digests: Name to digest of the weights that computed them.
     """
@@ -82,7 +81,6 @@ class Engine:
     """The requests that wait, the batch that runs, and the prompts that are kept.
 
     Args:
-        decoder: The model.
         eos: Tokens that end a response.
         slots: Most requests in the batch.
         seed: See `Request.seed`.

@@ -21,7 +21,6 @@ class TransformersDecoder(Decoder):
 
     Args:
         model: In evaluation mode, on its device.
-        device: Where that is.
 
     Raises:
         ValueError: The model returns no cache, so that every token would cost a pass over all before it.

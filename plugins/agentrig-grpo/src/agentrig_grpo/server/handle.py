@@ -49,10 +49,6 @@ class Embedded:
         api_key: The key that every request must have; new for each server.
         dtype: The dtype in which it computes.
         settings: What the process gets.
-
-    Args:
-        config: The keys of `[server]`.
-        plan: The algorithm's plan.
     """
 
     def __init__(self, config: EmbeddedConfig, plan: ServerPlan) -> None:
@@ -95,11 +91,7 @@ class Embedded:
         self.stop()
 
     def ready(self) -> Mapping[str, Any]:
-        """Wait until the process answers; return its `port` and its `max_length`.
-
-        Raises:
-            ServerError: It could not start; the message has its error.
-        """
+        """Wait until the process answers; return its `port` and its `max_length`."""
         if not self._ready:
             try:
                 with self._shortages("start"):
@@ -213,11 +205,7 @@ class Embedded:
         return None
 
     def sleep(self) -> None:
-        """Free the weights, the keys and values of prompts, and the memory of the transfer; `take` brings new weights.
-
-        Raises:
-            ServerError: It has died.
-        """
+        """Free the weights, the prompts' keys and values, and the memory of the transfer; `take` brings new weights."""
         self.check()
         with self._shortages("free its memory"):
             self._running().ask("free its memory", {"free": True}, 600.0)

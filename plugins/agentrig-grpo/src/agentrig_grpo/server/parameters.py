@@ -39,7 +39,6 @@ class Parameters:
         """Make sure that every tensor is there, fits and holds numbers only.
 
         Args:
-            state: Names to tensors.
             start: They come from a model's files, which may be in another floating-point dtype and may hold more.
 
         Raises:

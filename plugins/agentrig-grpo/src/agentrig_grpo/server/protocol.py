@@ -153,8 +153,6 @@ def checked(body: bytes, cls: type[AnyRequest], *, model: str, fields: Fields | 
     """Check a request's body.
 
     Args:
-        body: Of the request.
-        cls: What it is read as.
         model: The name that it must ask for.
         fields: The fields below its top level; None for a body without such fields.
 

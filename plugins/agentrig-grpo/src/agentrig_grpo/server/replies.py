@@ -91,13 +91,7 @@ def logprobs_of(request: Request, tokenizer: Chat, start: int = 0) -> dict[str, 
 
 
 class Deltas:
-    """What of one choice has been sent, and what is new.
-
-    Args:
-        asked: The chat request.
-        choice: One of its choices.
-        tokenizer: The server's.
-    """
+    """What of one choice has been sent, and what is new."""
 
     def __init__(self, asked: ChatRequest, choice: Request, tokenizer: Chat) -> None:
         self.asked, self.choice, self.tokenizer = asked, choice, tokenizer

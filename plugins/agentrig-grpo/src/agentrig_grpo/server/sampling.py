@@ -67,7 +67,6 @@ def sample(
 
     Args:
         logits: fp32 [rows, vocabulary].
-        settings: Of each row.
         uniforms: A number in [0, 1) for each row.
         allowed: Tokens that each row may sample, bool [rows, vocabulary]; None for all.
 

@@ -36,7 +36,6 @@ class ToolCall:
     """One call of a tool.
 
     Attributes:
-        name: The tool's.
         arguments: A JSON object as text.
     """
 
@@ -232,11 +231,7 @@ FORMS: Sequence[Form] = (
 
 
 def form_of(render: Render) -> Form | str:
-    """Return how a chat template writes tool calls, or why this server can't serve tools with it.
-
-    Args:
-        render: The template.
-    """
+    """Return how a chat template writes tool calls, or why this server can't serve tools with it."""
     take = (
         "take a model whose chat template has tools (Qwen2.5, Qwen3, Llama 3.1), make a small one for your tasks with "
         "agentrig warmup, or put the tools into the prompt"

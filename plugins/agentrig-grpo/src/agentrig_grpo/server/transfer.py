@@ -126,11 +126,7 @@ class Sender:
 
 
 class Receiver:
-    """The server's side.
-
-    Args:
-        device: The server's device, as torch names it.
-    """
+    """The server's side."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -141,7 +137,6 @@ class Receiver:
         """Return the tensors that `Sender.pack` wrote, without a copy: read them, and don't keep them.
 
         Args:
-            message: From `Sender.pack`.
             descriptor: What came with it, or None; it is closed.
 
         Raises:
@@ -215,11 +210,7 @@ def _driver() -> Any:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Call a function of the driver.
-
-    Raises:
-        OSError: It failed; the message has its name and CUDA's.
-    """
+    """Call a function of the driver."""
     status = getattr(_driver(), name)(*arguments)
     if status:
         text = ctypes.c_char_p()
@@ -247,9 +238,6 @@ class DeviceMemory:
         bytes: A uint8 tensor of its size; use it only until `close`.
 
     Args:
-        device: torch's name of the device.
-        address: Where it begins.
-        size: In bytes.
         opened: Whether it belongs to another process.
     """
 
@@ -278,7 +266,6 @@ class DeviceMemory:
         Args:
             device: The device, as this process names it.
             handle: What `handle` returned there.
-            size: In bytes.
 
         Raises:
             OSError: The driver refuses: another device, another container, or the process has ended.
