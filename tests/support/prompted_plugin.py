@@ -52,12 +52,6 @@ def reward(task, outcome, budget_s):
     return Score.ok(float(good), feedback="right" if good else f"wrong: the rule for {kind} is {RULES[kind]}")
 
 
-def limit_reward(task, outcome, budget_s):
-    """Want a query that ends with a limit; the feedback says so."""
-    good = outcome.answer.endswith("LIMIT 7")
-    return Score.ok(float(good), feedback="" if good else "the rule for queries is SEVEN")
-
-
 @hookimpl
 def register_tasks():
     yield TasksSpec(name="sums", summary="Tasks of four kinds.", build=lambda config: Sums())
@@ -72,4 +66,3 @@ def register_agents():
 @hookimpl
 def register_rewards():
     yield RewardSpec(name="exact", summary="The right number.", build=lambda config: reward)
-    yield RewardSpec(name="limit", summary="A query with a limit.", build=lambda config: limit_reward)

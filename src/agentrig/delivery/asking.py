@@ -51,10 +51,7 @@ class Answer:
 def ask(endpoint: Endpoint, ids: Sequence[int], *, score: bool = True, n: int = 0, temperature: float = 0.0) -> Answer:
     """Let a server score tokens, or sample after them, or both in one request over a connection of its own.
 
-    Args:
-        ids: The given tokens, two or more.
-        score: Score them. Without it, their keys and values may come from the server's prefix cache.
-        n: How many tokens to sample.
+    Without scores, the keys and values of the given tokens, two or more, may come from the server's prefix cache.
     """
     fields: dict[str, Any] = {"model": endpoint.model, "prompt": list(ids), "max_tokens": n or 1}
     fields |= {"temperature": temperature, **({"prompt_logprobs": 1} if score else {})}

@@ -35,16 +35,7 @@ TOO_DEEP = f"nested too deep: at most {DEPTH_LIMIT} lists or objects in one anot
 
 
 def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> None:
-    """Raise the failure that a program ended with, if it did.
-
-    Args:
-        ending: How it ended.
-        config: Its limits and the table of exit codes.
-        answered: Whether its answer has arrived by a callback; it may then be stopped.
-
-    Raises:
-        AgentFailure: A limit was exceeded, or the exit code is that of a failure.
-    """
+    """Raise the failure that a program ended with, if any; one that has answered by a callback may be stopped."""
     last = _end_of_stderr(ending)
     if ending.exceeded in KINDS:
         raise AgentFailure(f"{_excess(ending, config)}, and was ended{last}", kind=KINDS[ending.exceeded])
@@ -132,11 +123,7 @@ def _text(data: bytes, where: str) -> str:
 
 
 def none(reason: str, *, required: bool) -> None:
-    """Handle an end without an answer: return None where that is allowed.
-
-    Raises:
-        AgentFailure: An answer is required; the kind is `no-answer`.
-    """
+    """Return None for an end without an answer; where one is required, raise `no-answer`."""
     if required:
         raise AgentFailure(f"the program ended without an answer: {reason}", kind="no-answer")
 
@@ -144,10 +131,8 @@ def none(reason: str, *, required: bool) -> None:
 def _read(folder: Path, name: str) -> bytes | None:
     """Return a file of the working directory; None if there is none.
 
-    Only a regular file inside it is read: a link would let a program in a sandbox answer with a file from outside.
-
-    Raises:
-        AgentFailure: It is something else, is outside, or is longer than `ANSWER_BYTES`; the kind is `bad-answer`.
+    Only a regular file inside it, of at most `ANSWER_BYTES`, is read: a link would let a program in a sandbox answer
+    with a file from outside.
     """
     path = folder / name
     if not path.resolve().is_relative_to(folder) or path.resolve() != path.absolute():

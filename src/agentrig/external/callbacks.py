@@ -77,11 +77,7 @@ def read_answer(value: Any) -> Outcome:
 
 
 def returned(outcome: Outcome) -> Judged:
-    """Return an outcome as an agent of this process returns it.
-
-    Raises:
-        AgentFailure: It is a failure, with its kind.
-    """
+    """Return an outcome as an agent of this process returns it; a failure is raised."""
     if outcome.failure is not None:
         raise AgentFailure(outcome.message or "the agent says no more than that", kind=outcome.failure)
     return Judged(answer=outcome.answer, reward=outcome.own_reward)
@@ -194,9 +190,6 @@ class Listener:
     Args:
         host: The address to listen on.
         name: The host's name in URLs, for clients that reach it by another one; empty for `host`.
-
-    Raises:
-        AgentrigError: It cannot listen there.
     """
 
     _shared: dict[tuple[int, str, str], Listener] = {}  # noqa: RUF012  (by process too: a fork inherits no thread)
@@ -229,11 +222,7 @@ class Listener:
             return cls._shared[place]
 
     def open(self, path: str, callback: Callback) -> None:
-        """Open a callback's address.
-
-        Raises:
-            ValueError: It is open already.
-        """
+        """Open a callback's address."""
         if path in self._open:
             raise ValueError(f"the callback {path} is open already")
         self._ended.pop(path, None)

@@ -44,9 +44,6 @@ class CommandAgent:
         config: The agent's keys.
         callback: Makes the callback of a rollout whose program answers by one; its answer is read when the program
             has ended. None for one of its own: the program then ends soon after its answer.
-
-    Raises:
-        AgentrigError: The program, its folder or the sandbox is missing; the message says what to install.
     """
 
     def __init__(self, config: CommandConfig, callback: Callable[[Job], Callback] | None = None) -> None:
@@ -83,11 +80,7 @@ class CommandAgent:
         return self.run_job(Job(id=f"program-{uuid.uuid4().hex[:8]}", input=task_input, endpoint=endpoint))
 
     def run_job(self, job: Job) -> Any:
-        """Run the program on one rollout and return its answer.
-
-        Raises:
-            AgentFailure: The typed failure that it ended with.
-        """
+        """Run the program on one rollout; return its answer, or raise the failure that it ended with."""
         config = self.config
         with ExitStack() as stack:
             folder = stack.enter_context(working_folder(self._folder if config.copy else None))
@@ -164,11 +157,7 @@ class CommandAgent:
         return sandboxes.Place(folder=folder, reads=reads, variables=variables)
 
     def _answer(self, ending: Ending, folder: Path, callback: Callback | None) -> Any:
-        """Return the answer of a program that has ended.
-
-        Raises:
-            AgentFailure: It has failed, has not answered, or has answered twice.
-        """
+        """Return the answer of a program that has ended; raise if it failed, did not answer, or answered twice."""
         from agentrig.external.callbacks import returned
 
         config = self.config

@@ -44,11 +44,7 @@ SHOWN = 500
 
 
 class HttpAgent:
-    """Posts each rollout to a service; all rollouts of a runner share one event loop.
-
-    Args:
-        config: Its keys.
-    """
+    """Posts each rollout to a service; all rollouts of a runner share one event loop."""
 
     def __init__(self, config: HttpConfig) -> None:
         self._config = config
@@ -61,11 +57,7 @@ class HttpAgent:
         return self.run_job(Job(id=uuid.uuid4().hex, input=task_input, endpoint=endpoint))
 
     async def run_job(self, job: Job) -> Judged:
-        """Run a rollout.
-
-        Raises:
-            AgentFailure: The service does not answer, or answers with a failure; see `Exchange` for the kinds.
-        """
+        """Run a rollout; see `Exchange` for the kinds of its failures."""
         config = self._config
         callback = self._callback(job) if config.callback else None
         with callback or contextlib.nullcontext():
@@ -176,11 +168,7 @@ class Exchange:
         self.state = "not connected yet"
 
     async def run(self) -> Outcome | None:
-        """Return the answer of the reply, or None if the service will call back (status 202).
-
-        Raises:
-            AgentFailure: See the class.
-        """
+        """Return the answer of the reply, or None if the service will call back (status 202)."""
         connect = httpx.Timeout(None, connect=self._config.connect_s)
         async with httpx.AsyncClient(verify=self._tls, timeout=connect, headers=self._headers) as client:
             tries = unreached = 0
@@ -283,12 +271,7 @@ class Exchange:
 
 
 class Outage:
-    """Whether a service is down, for all rollouts of a runner: one line when it begins and one when it ends.
-
-    Args:
-        url: The service.
-        restart_s: How long rollouts wait for it.
-    """
+    """Whether a service is down, for all rollouts of a runner: one line when it begins and one when it ends."""
 
     def __init__(self, url: str, restart_s: float) -> None:
         self._url, self._restart_s = url, restart_s

@@ -12,12 +12,7 @@ from agentrig.servers import MakeServer, ServerError, ServerPlan
 
 
 class EndpointServer:
-    """Implements `agentrig.servers.Server` for a model that nobody here starts, ends or trains.
-
-    Args:
-        config: Its keys.
-        plan: What the algorithm would have served; it is not used.
-    """
+    """Implements `agentrig.servers.Server` for a model that nobody here starts, ends or trains."""
 
     dtype, context = "", 0
 

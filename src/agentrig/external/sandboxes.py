@@ -75,15 +75,7 @@ Wrapped = tuple[Sequence[str], Container | None]
 
 
 def check(config: CommandConfig, place: Place) -> None:
-    """Make sure that a sandbox is installed and works: run `true` in it.
-
-    Args:
-        config: The agent's keys; its sandbox is not `none`.
-        place: As rollouts have it.
-
-    Raises:
-        AgentrigError: It is not, or does not; the message says what to do.
-    """
+    """Make sure that a sandbox, which is not `none`, is installed and works: run `true` in it."""
     sandbox, image = config.sandbox, config.image
     executable = EXECUTABLE[sandbox]
     if shutil.which(executable) is None:

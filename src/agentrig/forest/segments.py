@@ -81,15 +81,7 @@ class Forest:
 
 
 def grow(samples: Sequence[Sample], *, share: bool = True) -> Forest:
-    """Build the forest of some samples.
-
-    Args:
-        samples: Prompts with responses.
-        share: False to give each sample a tree of its own.
-
-    Raises:
-        ValueError: A sample has an empty prompt or response.
-    """
+    """Build the forest of some samples; without `share`, each gets a tree of its own."""
     for i, sample in enumerate(samples):
         if not sample.prompt_ids or not sample.response_ids:
             sizes = f"{len(sample.prompt_ids)} prompt and {len(sample.response_ids)} response tokens"

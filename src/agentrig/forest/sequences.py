@@ -46,11 +46,7 @@ class Batch:
         return moved
 
     def only(self, kept: torch.Tensor) -> Batch:
-        """Return the batch with some of its response tokens.
-
-        Args:
-            kept: Which ones, bool [T].
-        """
+        """Return the batch with those response tokens that are kept, bool [T]."""
         which, of = torch.unique(self.of[kept], return_inverse=True)
         some = {name: getattr(self, name)[kept] for name in ("targets", "sample", "place")}
         return attrs.evolve(self, at=self.at[which], of=of, **some)
@@ -75,13 +71,7 @@ def packed(samples: Sequence[Sample], budget: int, *, share: bool) -> Iterator[P
 
 
 def collate(pack: Pack, *, share: bool, varlen: bool = False) -> Batch:
-    """Turn a pack into tensors on the CPU.
-
-    Args:
-        pack: From `packed`.
-        share: The same as for `packed`.
-        varlen: Lay it out for FlashAttention.
-    """
+    """Turn a pack into tensors on the CPU; `share` as for `packed`, `varlen` to lay it out for FlashAttention."""
     forest = pack.forest
     parts = [forest.segments[i].tokens for i in pack.segments]
     length = max(len(p) for p in parts)

@@ -46,10 +46,6 @@ class OneWrite:
     Head and body of an answer by themselves would be two system calls, and wake the client twice.
 
     Backpressure is the transport's own: it pauses its protocol when it has more than the client reads.
-
-    Args:
-        transport: What it stands before; what it does not have itself is that one's.
-        loop: The event loop.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

@@ -36,12 +36,7 @@ DIALECTS: Mapping[str, Chat] = {
 
 
 class Gateway:
-    """The ASGI application.
-
-    Args:
-        token: What runners bring to open and close rollouts.
-        rules: What holds for every call of an agent.
-    """
+    """The ASGI application."""
 
     def __init__(self, token: str, rules: CallRules) -> None:
         self._token, self._rules, self.book = token, rules, Book()

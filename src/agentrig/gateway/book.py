@@ -103,15 +103,7 @@ class Book:
         return opened
 
     async def close(self, rollout: str, key: str | None = None) -> Opened:
-        """Close the open attempt of a rollout, and return it with all its spans.
-
-        Args:
-            rollout: The rollout's id.
-            key: The attempt's key; None closes whichever is open.
-
-        Raises:
-            Refused: None is open, or another one is.
-        """
+        """Close a rollout's open attempt, if a key is given only that key's; return it with all its spans."""
         opened = self._open.get(rollout) if key is None else self.caller(rollout, key)
         if opened is None:
             raise Refused(f"no attempt of rollout {rollout} is open", status=404, code="not_open")
@@ -120,11 +112,7 @@ class Book:
         return opened
 
     def caller(self, rollout: str, key: str) -> Opened:
-        """Return the open attempt that a call belongs to.
-
-        Raises:
-            Refused: The key is unknown, another rollout's, or one of an attempt that has ended.
-        """
+        """Return the open attempt that a call belongs to."""
         opened = self._open.get(rollout)
         if opened is not None and hmac.compare_digest(opened.key.encode(), key.encode()):
             return opened

@@ -67,10 +67,7 @@ class GatewayAttempt:
     def open(self, attempt: int, upstream: Endpoint, *, measured: bool = False) -> Endpoint:
         """Open the attempt; return the endpoint that the agent gets.
 
-        Args:
-            attempt: Its number.
-            upstream: The model's server.
-            measured: Whether the upstream's sampling replaces what the agent sends; else it only fills in.
+        With `measured`, the upstream's sampling replaces what the agent sends; else it only fills in.
 
         Raises:
             GatewayError: The gateway does not answer, or refuses.

@@ -46,11 +46,7 @@ def check_fields(body: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def listed(value: Any, what: str) -> list[dict[str, Any]]:
-    """Return a list of objects, as it is.
-
-    Raises:
-        Refused: It is none; `what` names the field.
-    """
+    """Return a list of objects, as it is; refuse anything else. `what` names the field."""
     if value is None:
         raise Refused(f"{what} is missing", status=400, code="missing_required_parameter", param=what)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -155,11 +151,7 @@ class Chat:
     words: Mapping[str, str] = {}
 
     def asked(self, body: dict[str, Any], earlier: Earlier) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Return the chat completion's request, and the places that its messages come from; see `Conversation`.
-
-        Raises:
-            agentrig.http_server.Refused: It does not map to one.
-        """
+        """Return the chat completion's request, and the places that its messages come from; see `Conversation`."""
         return body, {}
 
     def named(self, path: str, places: Mapping[str, str]) -> str:

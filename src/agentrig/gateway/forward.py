@@ -188,11 +188,7 @@ class Exchange:
             raise Refused(text, status=400, code="invalid_type") from None
 
     def _address(self) -> None:
-        """Find the model that the call names.
-
-        Raises:
-            Refused: There is none of that name, or it has no such route.
-        """
+        """Find the model that the call names; refuse an unknown name, or a route that the model does not have."""
         policy, name = self.opened.upstream, self._body.get("model")
         others = "".join(f" or {other!r}" for other in self.rules.models if other != policy.model)
         if name is None or name == "":
@@ -233,11 +229,7 @@ class Exchange:
         return sent
 
     def _check(self) -> None:
-        """Refuse what the run's model cannot be asked; drop what has no effect on it, and list that.
-
-        Raises:
-            Refused: The body has such a field.
-        """
+        """Refuse what the run's model cannot be asked; drop what has no effect on it, and list that."""
         check_nested(self._body, self.dialect.fields)
         if type(self.dialect) is Chat and self._body.get("top_logprobs") and not self._body.get("logprobs"):
             raise Refused("top_logprobs needs logprobs: true", status=400, code="invalid_value", param="top_logprobs")
@@ -449,13 +441,7 @@ class Exchange:
             self._record({"request": request, "response": response, **tokens}, error=error, plain=plain)
 
     def _record(self, attributes: Mapping[str, Any], *, error: str | None = None, plain: bool = False) -> None:
-        """Record the call's span, once.
-
-        Args:
-            attributes: Of the span, without its request.
-            error: Why the call failed.
-            plain: Whether the attributes are plain JSON, as `agentrig.text.parsed` says.
-        """
+        """Record the call's span, once; `plain` attributes are plain JSON, as `agentrig.text.parsed` says."""
         if self.call.recorded:
             return
         self.call.recorded = True
@@ -500,11 +486,7 @@ class Exchange:
 
 
 def _finite(digits: str) -> float:
-    """Return a number of a request.
-
-    Raises:
-        Refused: It is NaN or infinite.
-    """
+    """Return a number of a request; refuse NaN and infinities."""
     number = float(digits)
     if not math.isfinite(number):
         raise Refused(f"the body has {digits:.30}, which is no finite number", status=400, code="invalid_value")
@@ -512,11 +494,7 @@ def _finite(digits: str) -> float:
 
 
 def _of_64_bits(digits: str) -> int:
-    """Return a whole number of a request.
-
-    Raises:
-        Refused: It has more bits than a record of the call can hold.
-    """
+    """Return a whole number of a request; refuse one of more bits than a record of the call can hold."""
     number = int(digits)
     if not -(1 << 63) <= number < 1 << 64:
         raise Refused(f"the body has {digits:.30}, a whole number of more than 64 bits", code="invalid_value")

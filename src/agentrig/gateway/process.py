@@ -27,9 +27,6 @@ class Gateway:
 
     Attributes:
         address: Where it is, once it is started.
-
-    Args:
-        settings: Section `[gateway]`.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -40,11 +37,7 @@ class Gateway:
         mask(self._token, "<the gateway's token>")
 
     def __enter__(self) -> Gateway:
-        """Start it.
-
-        Raises:
-            ServerError: It can't listen there, or died.
-        """
+        """Start it."""
         # -P: never import modules from the current folder.
         command = [sys.executable, "-P", "-m", "agentrig.gateway"]
         named = self._settings.named
@@ -94,11 +87,7 @@ class Gateway:
             self._process.check()
 
     def left(self, rollout: str) -> Trace | None:
-        """Close a rollout whose runner could not, and return its trace; None if nothing of it is open.
-
-        Raises:
-            ServerError: The gateway has died.
-        """
+        """Close a rollout whose runner could not, and return its trace; None if nothing of it is open."""
         try:
             found = GatewayAttempt(self.address, rollout).close()
         except GatewayError:

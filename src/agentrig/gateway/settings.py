@@ -34,14 +34,7 @@ class FixedModel:
     )
 
     def endpoint(self, name: str) -> Endpoint:
-        """Return its endpoint, with its key.
-
-        Args:
-            name: The name that agents send.
-
-        Raises:
-            ValueError: The variable is not set.
-        """
+        """Return its endpoint, with its key, for the name that agents send."""
         key = Secret.read({"env": self.api_key_env}) if self.api_key_env else None
         return Endpoint.at(self.base_url, self.model or name, key)
 
@@ -54,9 +47,6 @@ def models_of(table: Mapping[str, Any]) -> dict[str, FixedModel | None]:
 
     Args:
         table: `[gateway.models]`. A name with a dot and a key of `FixedModel`, as an override has it, is that key.
-
-    Raises:
-        ValueError, ConfigError: It has another form.
     """
     values: dict[str, Any] = {}
     for name, value in table.items():

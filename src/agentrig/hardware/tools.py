@@ -76,11 +76,8 @@ class ToolOutput:
 def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 180.0) -> ToolOutput:
     """Run Python code in a fresh interpreter; its last line on stdout must be a JSON object.
 
-    Args:
-        code: The program; sees `arguments` as `sys.argv[1:]`.
-        arguments: Strings for it.
-        environ: Its whole environment; None for this process's.
-        timeout_s: Time limit; importing torch and vLLM from a cold disk takes a minute.
+    The program sees `arguments` as `sys.argv[1:]`; without `environ` it has the environment of this process. Importing
+    torch and vLLM from a cold disk takes a minute.
     """
     done = _ran([sys.executable, "-P", "-c", code, *arguments], environ, timeout_s)
     if isinstance(done, str):

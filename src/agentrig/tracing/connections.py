@@ -44,11 +44,7 @@ class RolloutRecorder(Protocol):
 
 
 def watch(active: Callable[[], RolloutRecorder | None]) -> None:
-    """Report unrecorded connections to the rollout that made them; can't be undone, so call it once per process.
-
-    Args:
-        active: Returns the recorder of the current rollout in this context, or None.
-    """
+    """Report unrecorded connections to the rollout that made them; can't be undone, so call it once per process."""
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event != "socket.connect":

@@ -85,12 +85,7 @@ def request_of(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def response_of(attributes: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return the response's body, as far as the attributes have it.
-
-    Args:
-        attributes: The call's.
-        tools: The attributes of the spans that stand for its tool calls.
-    """
+    """Return the response's body, as far as the attributes of the call and of its tool calls' spans have it."""
     choices = []
     for i, choice in enumerate(_numbered(attributes, "gen_ai.completion")):
         reason = choice.pop("finish_reason", None)

@@ -229,9 +229,7 @@ class Recorder:
         A call that another tracer has recorded too stays one span, under that tracer's parent: it gets the bodies and
         token ids, which only the gateway has.
 
-        Args:
-            spans: The gateway's.
-            cut: How many calls it cut because the rollout had ended.
+        `cut` is how many calls it cut because the rollout had ended.
         """
         self._cut += cut
         own = {str(s.attributes.get("gen_ai.response.id")): i for i, s in enumerate(self._spans) if s.name == LLM_CALL}
@@ -302,12 +300,7 @@ def current() -> Recorder | None:
 
 @contextmanager
 def opened(name: str, attributes: dict[str, Any]) -> Iterator[str | None]:
-    """Record a span around this block; yield its id, None outside a rollout.
-
-    Args:
-        name: The operation.
-        attributes: Its attributes; the block may add some.
-    """
+    """Record a span around this block, which may add attributes; yield its id, None outside a rollout."""
     recorder = active.get()
     if recorder is None:
         yield None
@@ -374,11 +367,7 @@ def reward(value: float, *, feedback: str = "") -> None:
 
 
 def reward_number(value: Any) -> float:
-    """Return a reward that an agent gives as a plain number.
-
-    Raises:
-        AgentFailure: It is no finite number of at most `VALUE_LIMIT` in size; the kind is `bad-reward`.
-    """
+    """Return an agent's reward as a plain number; one not finite or over `VALUE_LIMIT` in size is a `bad-reward`."""
     said = f"agentrig.reward was given {value!r:.80} ({type(value).__name__}); give a number"
     try:
         number = float(value) if hasattr(value, "__float__") else None  # float() would read a text

@@ -73,12 +73,8 @@ def events(text: str) -> tuple[list[str], str]:
 def joined(text: str, *, whole: bool = True) -> tuple[dict[str, Any], str | None]:
     """Join the events of a streamed completion into the body of an unstreamed one.
 
-    Args:
-        text: The stream, decoded.
-        whole: Whether it was read to its end; only then is an incomplete last event an error.
-
-    Returns:
-        The body, from all valid events, and the first error, or None.
+    Return that of all valid events, and the first error or None. An incomplete last event is an error only if the
+    stream was read to its end (`whole`).
     """
     joining = Joining()
     found, rest = events(text)
@@ -123,12 +119,7 @@ class Joining:
         return event
 
     def end(self, rest: str = "", *, whole: bool = True) -> tuple[dict[str, Any], str | None]:
-        """Return what `joined` returns.
-
-        Args:
-            rest: What came after the last complete event.
-            whole: Whether the stream was read to its end.
-        """
+        """Return what `joined` returns; `rest` came after the last complete event."""
         errors = list(self._errors)
         if self.done or not whole:
             pass  # data after the end does not matter, and neither does data that the agent did not wait for

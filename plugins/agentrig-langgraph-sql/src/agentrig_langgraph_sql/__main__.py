@@ -13,8 +13,7 @@ from agentrig_langgraph_sql.prompts import PRESETS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer one question: every turn goes to standard error, the final SQL to standard output.
 
-    Returns:
-        The process's exit status: 0, or 1 when the model or the database failed.
+    Return the exit status: 0, or 1 when the model or the database failed.
     """
     parser = _parser()
     options = parser.parse_args(arguments)

@@ -46,9 +46,7 @@ class Result:
     def text(self, limit: int = 2048, *, header: bool = True) -> str:
         """Return the result as text for the model: one row per line, cells separated by ` | `.
 
-        Args:
-            limit: Greatest length in characters; a longer text is cut after a whole row if possible, with a note.
-            header: Start with the columns' names.
+        A text of more than `limit` characters is cut after a whole row if possible, with a note.
         """
         if self.error is not None:
             return cut(f"Error: {self.error}", limit)

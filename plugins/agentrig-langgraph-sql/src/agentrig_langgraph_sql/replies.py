@@ -10,10 +10,8 @@ from agentrig_langgraph_sql.prompts import FULL, Prompts
 def verdict_of(reply: str, prompts: Prompts = FULL) -> bool:
     """Return whether a check's reply accepts the query.
 
-    Args:
-        reply: The model's reply. Only the exact phrases count (case included, and not as part of a
-            longer word); if there are several, the last one applies; a reply without any refuses.
-        prompts: The preset with the phrases.
+    Only the exact phrases count (case included, and not as part of a longer word); if there are several, the last one
+    applies; a reply without any refuses.
     """
     # The longer phrase first: one may be part of the other.
     phrases = sorted((prompts.correct, prompts.incorrect), key=len, reverse=True)

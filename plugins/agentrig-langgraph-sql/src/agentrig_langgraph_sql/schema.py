@@ -71,9 +71,7 @@ def quoted(name: str) -> str:
 def tables_of(connection: sqlite3.Connection, *, sample_rows: int = 0) -> list[Table]:
     """Return the tables and views in order of creation, without SQLite's own.
 
-    Args:
-        connection: The database.
-        sample_rows: How many rows of each table to read; no rows of a view, which may be an expensive query.
+    No rows of a view are read, which may be an expensive query.
     """
     rows = connection.execute(
         "SELECT name, sql, type FROM sqlite_master"

@@ -70,10 +70,6 @@ def watched(adapter: Any, *, name: str) -> Any:
     """Return a copy of a `TraceAdapter` for an algorithm: its `gave_triplets` says whether that learns from triplets.
 
     It raises `AgentrigError` where the adapter raises.
-
-    Args:
-        adapter: The `TraceAdapter`; it stays as it is.
-        name: How messages name it.
     """
     from agentlightning import Triplet
     from agentlightning.adapter import TraceToTripletBase

@@ -76,11 +76,7 @@ def spec_of(source: Any, name: str, summary: str, **more: Any) -> AlgorithmSpec:
 
 
 def check_form(source: Any) -> None:
-    """Check that an algorithm can be made from something, without making one.
-
-    Raises:
-        TypeError: It can't; the message lists what can be given, and names parameters that no algorithm gets.
-    """
+    """Raise `TypeError` if no algorithm can be made from something, without making one."""
     if _is_algorithm(source) or isinstance(source, type):
         return
     if not callable(source):
@@ -98,11 +94,7 @@ def _is_algorithm(source: Any) -> bool:
 
 
 def algorithm_of(source: Any) -> Any:
-    """Return the `Algorithm`: an instance is used itself.
-
-    Raises:
-        AgentrigError: The function made something else.
-    """
+    """Return the `Algorithm`: an instance is used itself."""
     if _is_algorithm(source):
         return source
     if not isinstance(source, type) and any(name in PARTS for name in parameters_of(source)):
@@ -142,15 +134,7 @@ class Script:
 
 
 class AlgorithmCall:
-    """Runs an `Algorithm` of Agent Lightning on a session.
-
-    Args:
-        inner: The `Algorithm`.
-        config: The keys of `[algorithm]`.
-        name: The component's name.
-        resource, adapter, initial: As for `algorithm`.
-        script: The script whose algorithm it is: it gets the script's own datasets, resources and proxy.
-    """
+    """Runs an `Algorithm` on a session; one of a script gets the script's own datasets, resources and proxy."""
 
     def __init__(
         self,
@@ -167,12 +151,7 @@ class AlgorithmCall:
         self._adapter, self._initial, self._script = adapter, initial, script
 
     def run(self, session: Any) -> None:
-        """Pass store, adapter and resources to the algorithm; file its rollouts by mode and step.
-
-        Raises:
-            AgentrigError: It raised an exception; the message has the file and the line.
-            RunStopped: A guard stops the run.
-        """
+        """Pass store, adapter and resources to the algorithm; file its rollouts by mode and step."""
         from agentlightning.algorithm import FastAlgorithm
 
         from agentrig_lightning.store_run import StepRecords, playing, store_of
@@ -256,11 +235,7 @@ class AlgorithmCall:
 
     @contextmanager
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:
-        """Yield the endpoint that the run configures.
-
-        Raises:
-            AgentrigError: The run configures none, or a checkpoint was given.
-        """
+        """Yield the endpoint that the run configures."""
         endpoint = self._config.served()
         if endpoint is None or checkpoint is not None:
             raise AgentrigError("this algorithm serves no checkpoints; give algorithm.endpoint or OPENAI_BASE_URL")

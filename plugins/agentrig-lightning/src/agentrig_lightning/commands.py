@@ -145,13 +145,7 @@ def run(
 def resumed_algorithm(directory: Path, script: Path, named: str) -> str:
     """Return the `--algorithm` that a script's run was started with; '' for the script's own.
 
-    Args:
-        directory: The run directory; its manifest has the command that resumes it.
-        script: The script that is to resume it.
-        named: The `--algorithm` that is given now; '' for none.
-
-    Raises:
-        ConfigError: It is no run of this script, or had another algorithm than the one that is named.
+    A run of another script, or with another algorithm than the one that is named, is refused.
     """
     from agentrig.errors import ConfigError
     from agentrig.plan import script_of

@@ -28,11 +28,7 @@ def is_instance(source: Any) -> bool:
 
 
 def check_form(source: Any) -> None:
-    """Check that agents can be made from something, without making one.
-
-    Raises:
-        TypeError: They can't; the message lists what can be given.
-    """
+    """Raise `TypeError` if no agents can be made from something, without making one."""
     if not is_instance(source) and not callable(source):
         raise TypeError(f"lightning.agent takes {FORMS}; this is {source!r:.100}")
 
@@ -58,10 +54,7 @@ def factory(source: Any) -> tuple[Factory, bool]:
 def copies(source: Any, what: str, instead: str) -> tuple[Factory, bool]:
     """Return what makes copies of an object as it is now, and True; if it can't be copied, what returns it, and False.
 
-    Args:
-        source: The object.
-        what: Its name in the warning.
-        instead: What the warning says to give to `lightning.agent`.
+    The warning calls it `what`, and says to give `instead` to `lightning.agent`.
     """
     try:
         kept = copy.deepcopy(source)
@@ -100,9 +93,6 @@ class AgentSlots:
 
     A thread keeps its own, so that objects of the agent that belong to a thread work. The rollouts of an `async` agent
     share one thread; each takes one that is free.
-
-    Args:
-        make: Makes a slot; called for each one that is needed.
     """
 
     def __init__(self, make: Callable[[], AgentSlot]) -> None:

@@ -53,11 +53,7 @@ class LightningRunners(RunnerSettings):
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, or of a port alone, which listens on loopback.
-
-    Raises:
-        ConfigError: It is neither.
-    """
+    """Return host and port of `HOST:PORT`, or of a port alone, which listens on loopback."""
     host, _, port = text.strip().rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if port.isdecimal() and int(port) > 65535:
@@ -68,11 +64,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def checked_token(given: Secret | None) -> str:
-    """Return the token that the user gave, or a random one.
-
-    Raises:
-        ConfigError: It is too short to keep anybody out.
-    """
+    """Return the token that the user gave, or a random one; refuse one that is too short to keep anybody out."""
     if given is None:
         return secrets.token_urlsafe(24)
     token = given.reveal()
@@ -107,9 +99,6 @@ def with_roles(runners: LightningRunners, environment: Mapping[str, str]) -> Lig
 
     The role `algorithm` runs no agent here. `runners.store` counts more than an address from the environment; without
     either, the store is on Agent Lightning's own port of this machine.
-
-    Raises:
-        ConfigError: They ask for what `agentrig train` does not do: the role of a runner, or a store of another.
     """
     role, (host, port) = role_of(environment), _server_of(environment)
     if unmanaged(environment):

@@ -40,11 +40,7 @@ class RecorderTracer(Tracer):
     def create_span(
         self, name: str, attributes: Any = None, timestamp: float | None = None, status: Any = None
     ) -> SpanCoreFields:
-        """Record a finished span; one of `emit_reward` gives its call a reward, as `agentrig.reward` does.
-
-        Raises:
-            agentrig.AgentFailure: It emits something that is no reward: NaN, for example.
-        """
+        """Record a finished span; one of `emit_reward` gives its call a reward, as `agentrig.reward` does."""
         now = timestamp or time.time()
         status = status or TraceStatus(status_code="OK")
         kept = dict(attributes or {})

@@ -50,11 +50,7 @@ class StoreAddress:
 
     @classmethod
     def read(cls, text: str, token: str | None) -> StoreAddress:
-        """Read a URL, with the token as its password, as `?token=` (the dashboard's link has it there) or beside it.
-
-        Raises:
-            ConfigError: It is no such URL, or there is no token.
-        """
+        """Read a URL, with the token as its password, as `?token=` (the dashboard's link has it there) or beside it."""
         parts = urlsplit(text.rstrip("/"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             shown = text.rpartition("@")[2].partition("?")[0]
@@ -79,12 +75,7 @@ class StoreAddress:
 
 
 class StoreConnection:
-    """The routes of a run's store that are agentrig's own.
-
-    Args:
-        address: Where it is.
-        worker: This runner's id.
-    """
+    """The routes of a run's store that are agentrig's own."""
 
     def __init__(self, address: StoreAddress, worker: str) -> None:
         self._address, self._worker = address, worker
@@ -115,11 +106,7 @@ class StoreConnection:
 
 
 async def join(address: StoreAddress, worker: str) -> Mapping[str, Any]:
-    """Return what the run tells a runner that joins.
-
-    Raises:
-        AgentrigError: There is no such store, or it refuses.
-    """
+    """Return what the run tells a runner that joins."""
     connection = StoreConnection(address, worker)
     try:
         offer: Mapping[str, Any] = await connection.post(JOIN, timeout_s=DEAD_S, version=__version__)
@@ -145,12 +132,7 @@ def worker_id() -> str:
 
 
 class RemoteRunner:
-    """Runs rollouts of a run's store in a pool of this machine.
-
-    Args:
-        address: The store.
-        pool: Runs the agent; started and closed here.
-        worker: This runner's id.
+    """Runs rollouts of a run's store in a pool of this machine, which it starts and closes.
 
     Attributes:
         done: How many results the run has taken.

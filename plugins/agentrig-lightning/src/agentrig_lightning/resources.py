@@ -30,10 +30,8 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 def lightning_llm(endpoint: Endpoint, *, own_fields: bool = True) -> LLM:
     """Return an endpoint as Agent Lightning's resource.
 
-    Args:
-        endpoint: The model's server.
-        own_fields: Whether to store agentrig's extra fields in the sampling parameters. A user's agent must not get
-            them: it may pass all sampling parameters to its client.
+    With `own_fields`, the sampling parameters have agentrig's extra fields. A user's agent must not get them: it may
+    pass all sampling parameters to its client.
     """
     own = {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids}
     if endpoint.gateway is not None:
@@ -87,10 +85,8 @@ def sampling_of(resources: Mapping[str, Any]) -> dict[str, Any]:
 def job_of(attempted: AttemptedRollout, update: Any) -> Job:
     """Return the job of an attempt.
 
-    Args:
-        attempted: What the store handed out.
-        update: Its `ResourcesUpdate`, or None. The resources travel with the job, except those that agentrig itself
-            stored: its job has the endpoint and the prompts, and nothing else.
+    The resources of its `ResourcesUpdate`, if there is one, travel with the job, except those that agentrig itself
+    stored: its job has the endpoint and the prompts, and nothing else.
     """
     resources: Mapping[str, Any] = update.resources if update is not None else {}
     own = any(isinstance(r, LLM) and OWN_FIELDS in r.sampling_parameters for r in resources.values())

@@ -26,10 +26,6 @@ def reported(result: Any, recorder: Recorder) -> float | None:
 
     Spans that the agent returned are recorded, and so is a number, as the rollout's last reward.
 
-    Args:
-        result: None, a number, or a list of OpenTelemetry's or Agent Lightning's spans.
-        recorder: The rollout's recorder.
-
     Raises:
         TypeError: The agent returned something else.
     """

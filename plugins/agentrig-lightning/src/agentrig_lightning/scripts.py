@@ -62,13 +62,7 @@ _open: dict[Path, Sequence[Spec]] = {}
 def script_plugin(source: Any, arguments: Mapping[str, Any], others: Sequence[Spec]) -> Iterator[Path]:
     """Write the plugin file; yield its path. It works until the block ends.
 
-    Args:
-        source: The agent; the runners get it too.
-        arguments: The other arguments of `agentrig_lightning.agent`.
-        others: The other components, which stay in this process.
-
-    Raises:
-        ConfigError: The agent can't be sent to another process.
+    The runners get the agent too; the other components stay in this process.
     """
     with tempfile.TemporaryDirectory(prefix="agentrig-script-") as name:
         folder = Path(name).resolve()
@@ -96,13 +90,6 @@ def packed(thing: Any, what: str) -> bytes:
 
     Functions, classes and agents that are a name in a module travel as that name: the other process imports the
     module, or the script itself. Everything else travels by value.
-
-    Args:
-        thing: The object.
-        what: What it is, for the message: `the agent MyAgent`.
-
-    Raises:
-        ConfigError: It can't be sent; the message says which part, and what to give instead.
     """
     import cloudpickle
 

@@ -271,8 +271,7 @@ class Store(InMemoryLightningStore):
     async def report(self, rollout_id: str, attempt_id: str, status: str, result: Result | None = None) -> bool:
         """Take the end of an attempt, and wait until the run has judged and filed it.
 
-        Returns:
-            Whether it counts: False if the rollout has finished, or if another attempt has replaced this one.
+        Return False if it does not count: the rollout has finished, or another attempt has replaced this one.
         """
         latest: Attempt | None = await super().get_latest_attempt(rollout_id)
         if rollout_id not in self.open or latest is None or attempt_id not in ("latest", latest.attempt_id):

@@ -35,10 +35,6 @@ class StoreDoor:
     The token comes as a bearer token, or as the password of basic authentication: that is what `http://any:TOKEN@HOST`
     becomes in Agent Lightning's own client, in OpenTelemetry's exporter and in a browser. The dashboard's link has it
     as `?token=`; the answer is a cookie for this server alone and a redirect that forgets the token.
-
-    Args:
-        app: Gets the requests that brought the token.
-        token: The token.
     """
 
     def __init__(self, app: App, *, token: str) -> None:

@@ -33,10 +33,6 @@ ROOM = 1 << 20
 class StorePool:
     """Runner processes of this machine, and a store at which others join; see `agentrig.pools.RunnerPool`.
 
-    Args:
-        plan: The agent; like the numbers, as in `agentrig.runners.processes.Pool`.
-        settings: The keys of `[runners]`.
-
     Attributes:
         store: The store.
     """

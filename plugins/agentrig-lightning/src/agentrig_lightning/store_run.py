@@ -47,13 +47,7 @@ def store_of(runtime: Runtime) -> Store:
 
 @contextlib.contextmanager
 def playing(runtime: Runtime, store: Store, judge: Callable[[Result, Any], float | None]) -> Iterator[None]:
-    """Run the agent on what is enqueued while the block runs.
-
-    Args:
-        runtime: The run's runtime.
-        store: Its store.
-        judge: Gets every result and its rollout, and returns its reward.
-    """
+    """Run the agent on what is enqueued while the block runs; `judge` returns the reward of each result."""
     attach = getattr(runtime.pool, "attach", None)
     if attach is not None:
         attach(judge, runtime.abort, runtime.gateway)
@@ -104,11 +98,7 @@ class RuntimeJobs:
         self._results.put(None)
 
     def poll(self, timeout_s: float) -> list[Result]:
-        """Wait for a result; return all that are there.
-
-        Raises:
-            AgentrigError: The run's runners are broken, or the run ends.
-        """
+        """Wait for a result; return all that are there."""
         found = []
         with contextlib.suppress(queue.Empty):
             found.append(self._results.get(timeout=timeout_s))
@@ -155,11 +145,7 @@ class StepRecords:
             return MODES.get(mode or "train", "train"), latest.number
 
     def file(self, rollout: Rollout) -> None:
-        """Take a finished rollout; close the steps before its own that have ended.
-
-        Raises:
-            RunStopped: A guard stops the run; what was taken is in the run directory.
-        """
+        """Take a finished rollout; close the steps before its own that have ended."""
         with self._lock:
             step = next(s for s in self._steps.values() if s.number == rollout.step)
             own = step.rollouts[rollout.mode]
@@ -173,11 +159,7 @@ class StepRecords:
                     self._close(resources_id, earlier)
 
     def end(self) -> None:
-        """Close the steps that are open; an algorithm without any rollout gets an empty one.
-
-        Raises:
-            RunStopped: A guard stops the run.
-        """
+        """Close the steps that are open; an algorithm without any rollout gets an empty one."""
         with self._lock:
             if not self._steps:
                 log.warning("the algorithm ended without a rollout")

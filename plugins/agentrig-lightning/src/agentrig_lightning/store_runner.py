@@ -83,11 +83,7 @@ class StoreRunner:
             arrival.filed.set_exception(ConnectionAbortedError("the run has ended"))
 
     async def broke(self, error: Exception) -> AgentrigError:
-        """End the store, because `turn` has raised: an algorithm that waits for its rollouts gets the error there.
-
-        Returns:
-            The error for the run.
-        """
+        """End the store, because `turn` has raised, and return the error: an algorithm that waits gets it too."""
         if not isinstance(error, AgentrigError):
             cause = error
             error = AgentrigError(f"the run's runner, or its store, failed: {words_of(cause)}{place_of(cause)}")
@@ -162,14 +158,7 @@ class StoreRunner:
         return list(await self._store.query_spans(attempted.rollout_id, attempted.attempt.attempt_id))
 
     async def _conclude(self, attempted: AttemptedRollout, status: Any, result: Result, *, recorded: bool) -> None:
-        """Judge an attempt, store what is not yet stored, and make its end final.
-
-        Args:
-            attempted: The attempt.
-            status: How it ended.
-            result: Its result.
-            recorded: Whether the store has its spans already.
-        """
+        """Judge an attempt, store what is not yet stored (spans if not `recorded`), and make its end final."""
         attempt_id = attempted.attempt.attempt_id
         if self.gateway is not None and result.outcome.failure is not None and not result.trace.spans:
             result = attrs.evolve(result, trace=self.gateway.left(result.id) or result.trace)

@@ -84,11 +84,7 @@ class ServedStore:
         return f"join with: agentrig runner --store {self.url} (the token was printed when the run started)"
 
     def start(self) -> None:
-        """Listen, and print the link with the token once.
-
-        Raises:
-            AgentrigError: The address cannot be used.
-        """
+        """Listen, and print the link with the token once."""
         host, wanted = self._address
         try:
             listener = listen(host, wanted)
@@ -143,11 +139,7 @@ class ServedStore:
         self._server = None
 
     def check(self) -> None:
-        """Make sure that the server still runs.
-
-        Raises:
-            AgentrigError: It does not.
-        """
+        """Make sure that the server still runs."""
         if self._server is None or time.monotonic() < self._next_check:
             return
         self._next_check = time.monotonic() + CHECK_S

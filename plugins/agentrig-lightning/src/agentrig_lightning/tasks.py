@@ -89,12 +89,7 @@ class RowTasks:
         self.splits: Sequence[str] = tuple(self._sources)
 
     def load(self, split: str) -> Sequence[Task]:
-        """Return the rows of a split, in their order.
-
-        Raises:
-            AgentrigError: The file does not exist, or can't be read.
-            ConfigError: A row is wrong, or a column is text here and holds numbers in a split that was loaded before.
-        """
+        """Return the rows of a split, in their order."""
         rows, place = read_rows(self._sources[split], text=self._text)
         tasks = tasks_of_rows(rows, place, split=split, gold=self._gold)
         check_same_kinds({**self._loaded, split: tasks})

@@ -317,10 +317,6 @@ class ScriptTasks:
     """The rows of a script as tasks, for the run's records; the algorithm gets the script's own objects.
 
     Which columns are gold is not known, so the run says that its agent sees its gold.
-
-    Args:
-        train: The dataset that the script trains on, or None.
-        validation: The one that it validates on, or None.
     """
 
     splits: Sequence[str] = ("train", "validation")
@@ -357,17 +353,7 @@ class ScriptTasks:
 
 
 def other_algorithm(use: str, inner: Any, rows: int) -> tuple[AlgorithmSpec, dict[str, Any]]:
-    """Return an algorithm of agentrig that replaces a script's `agl.VERL`, and its keys for that.
-
-    Args:
-        use: Its name.
-        inner: The script's algorithm.
-        rows: How many rows it trains on.
-
-    Raises:
-        ConfigError: The script has another algorithm than `agl.VERL`.
-        LookupFailed: There is no algorithm of that name.
-    """
+    """Return an algorithm of agentrig that replaces a script's `agl.VERL`, and its keys for that."""
     from agentrig.plugins.loading import load
 
     if not is_verl(inner):
@@ -448,16 +434,7 @@ def launch(
 ) -> None:
     """Run a script as `python SCRIPT ARGUMENTS` would, in this process.
 
-    Args:
-        script: The script.
-        arguments: Its own arguments.
-        algorithm: An algorithm of agentrig that replaces `agl.VERL`; '' for none.
-        settings: Settings of its runs, as on the command line.
-        resumed: The run that the script's first run resumes; None for a new one.
-
-    Raises:
-        ConfigError: There is no such script, it has ended without a call to `fit` or `dev`, or it reads standard input
-            which has ended.
+    An algorithm of agentrig, '' for none, replaces `agl.VERL`; the script's first run resumes `resumed`.
     """
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")

@@ -75,9 +75,6 @@ def verl_spec(verl: Any, *, name: str, summary: str) -> AlgorithmSpec:
     """Return the spec of `verl` with the configuration as its defaults; a run sets other values by key.
 
     Keys that agentrig replaces by a part of its own are left out; the log says which, and why.
-
-    Raises:
-        AgentrigError: agentrig-verl is not installed, or `trainer_cls` or `daemon_cls` is given.
     """
     if verl.trainer_cls is not None or verl.daemon_cls is not None:
         raise AgentrigError(
@@ -103,18 +100,9 @@ def verl_spec(verl: Any, *, name: str, summary: str) -> AlgorithmSpec:
 
 
 def keys_for(config_class: type, config: Mapping[str, Any], *, rows: int) -> tuple[dict[str, Any], list[str]]:
-    """Return verl's configuration as the keys of another algorithm, and what that has no key for.
+    """Return verl's configuration as another algorithm's keys, and `key = value` of what that has no key for.
 
-    Args:
-        config_class: The config class of that algorithm.
-        config: What the script gave to `agl.VERL`.
-        rows: How many rows it trains on; verl's epochs become steps.
-
-    Returns:
-        The keys of `[algorithm]`; and `key = value` of each setting without a counterpart.
-
-    Raises:
-        ConfigError: It asks for another estimate of advantages than `grpo`.
+    verl's epochs over `rows` become steps.
     """
     given = {**DEFAULTS, **_flat(config)}
     estimator = given.get("algorithm.adv_estimator", "gae")
@@ -148,10 +136,7 @@ def keys_for(config_class: type, config: Mapping[str, Any], *, rows: int) -> tup
 def in_words_of_script(message: str, keys: Collection[str], chosen: Collection[str]) -> str:
     """Return an error about settings of another algorithm in the names that the script gives them.
 
-    Args:
-        message: The error.
-        keys: The keys that `keys_for` made of verl's.
-        chosen: Those that somebody has set beside the script: they keep their names.
+    Those of `keys` that somebody has chosen beside the script keep their names.
     """
     own = {name: key for key, name in KEYS.items()}
     own["max_length"] = "data.max_prompt_length + data.max_response_length"

@@ -52,11 +52,7 @@ between two lines of ```."""
 
 
 class ApoSearch(Search):
-    """One search.
-
-    Args:
-        config: The settings.
-    """
+    """One search."""
 
     def __init__(self, config: ApoConfig) -> None:
         super().__init__(config)

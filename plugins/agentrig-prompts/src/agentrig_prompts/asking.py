@@ -38,13 +38,7 @@ class Stopping(BaseException):
 
 
 class Asking:
-    """Asks the models.
-
-    Args:
-        session: The run's.
-        endpoints: The model's server; it reflects too, if the settings name no other model.
-        config: The settings.
-        record: What was paid before.
+    """Asks the models: the run's, which reflects too if the settings name no other.
 
     Attributes:
         step: The step that is under way.

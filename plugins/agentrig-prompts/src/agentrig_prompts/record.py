@@ -25,17 +25,11 @@ def digest_of(*values: Any) -> str:
 class Record:
     """The file, and the budget that its lines have used.
 
-    Args:
-        directory: The run directory.
-
     Attributes:
         calls: Rollouts that the model answered and reflections that the search has asked for in this process.
         tokens: Their tokens.
         largest: Most tokens of one of them.
         excluded: Tasks that are left out under some prompts, because every attempt failed.
-
-    Raises:
-        RunFileError: The file is damaged.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -31,9 +31,6 @@ Scores = Mapping[int, float]
 class Search(ABC):
     """Implements `agentrig.algorithms.Algorithm`: one search.
 
-    Args:
-        config: The settings.
-
     Attributes:
         making: Fewest and most calls that make a candidate, before it is run on the validation tasks.
         ended: The last step that has ended.
@@ -43,15 +40,7 @@ class Search(ABC):
         self._config, self.making = config, (config.minibatch, 2 * config.minibatch + 1)
 
     def begin(self, session: Session) -> None:
-        """Check a run's prompts, tasks and budget, and read what was paid before.
-
-        Args:
-            session: The run's.
-
-        Raises:
-            ConfigError: The agent has no prompts, or the budget can find nothing.
-            RunFileError: The record is damaged.
-        """
+        """Check a run's prompts, tasks and budget, and read what was paid before."""
         self._session, self._record, config = session, Record(session.directory), self._config
         self._train: list[Example] = [("train", task) for task in session.train_tasks]
         self._validation = [("validation", task) for task in session.validation_tasks] or self._train
@@ -73,12 +62,7 @@ class Search(ABC):
         """Improve the prompts; call `goes_on` before each step, and end when it returns False."""
 
     def run(self, session: Session) -> None:
-        """Improve the prompts until the budget is used, nothing is left to improve, or the user asked to end.
-
-        Raises:
-            ConfigError, RunFileError: See `begin`.
-            RunStopped: A model can't be reached or refuses, too many rollouts failed, or `max_tokens` can find nothing.
-        """
+        """Improve the prompts until the budget is used, nothing is left to improve, or the user asked to end."""
         self.begin(session)
         plan = self._plan(session.hardware, seed=session.seed, log=session.directory / "server.log")
         with session.server(plan) as server:
@@ -97,11 +81,7 @@ class Search(ABC):
 
     @contextmanager
     def serve(self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer) -> Iterator[list[Endpoint]]:
-        """Serve the model.
-
-        Raises:
-            ConfigError: A checkpoint is named: it has prompts, and no model.
-        """
+        """Serve the model; refuse a checkpoint, which has prompts and no model."""
         if checkpoint is not None:
             raise ConfigError(f"{checkpoint} has prompts, and no model: give the run with --prompts")
         with server(self._plan(hardware)) as started:
@@ -122,15 +102,9 @@ class Search(ABC):
         return self._asking.spare >= 0 and not 0 < config.max_tokens < record.tokens + calls * record.largest
 
     def goes_on(self, ended: int, best: tuple[Prompts, float], **metrics: float) -> bool:
-        """End a step, and return whether the next one may begin.
+        """End a step (0: before the first), and return whether the next one may begin.
 
-        Args:
-            ended: The step that has ended; 0 before the first.
-            best: The best prompts so far, and their mean reward on the validation tasks.
-            metrics: Further figures of the step.
-
-        Raises:
-            RunStopped: `max_tokens` can find nothing.
+        `best` has the best prompts so far, and their mean reward on the validation tasks.
         """
         session, config, record, asking = self._session, self._config, self._record, self._asking
         self._best, self.ended, tried = best, ended, asking.refused + asking.usable

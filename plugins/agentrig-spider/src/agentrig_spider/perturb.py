@@ -275,11 +275,7 @@ def _replace(connection: sqlite3.Connection, table: Table, dice: random.Random) 
 
 
 def find_databases(places: Sequence[Path]) -> list[Path]:
-    """Return the SQLite files named by files and folders; copies made earlier are left out.
-
-    Raises:
-        AgentrigError: A place does not exist, or holds no database.
-    """
+    """Return the SQLite files named by files and folders; copies made earlier are left out."""
     found: list[Path] = []
     for place in places:
         if place.is_dir():

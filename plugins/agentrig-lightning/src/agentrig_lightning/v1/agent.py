@@ -50,11 +50,7 @@ class Events(Callback):
 
 
 def build(config: LightningV1Config) -> CommandAgent:
-    """Return the agent.
-
-    Raises:
-        agentrig.errors.AgentrigError: Its Python or its folder is missing.
-    """
+    """Return the agent."""
     of_input = {name: path for name, path in config.env_map.items() if path == "input" or path.startswith("input.")}
     python = str(Path(config.python).expanduser()) if config.python else sys.executable
     folder = str(Path(config.folder).expanduser().absolute()) if config.folder else ""

@@ -66,12 +66,7 @@ _ALL: weakref.WeakSet[Golds] = weakref.WeakSet()
 
 
 class Golds:
-    """A thread-safe cache of golds; the least recently used are removed first.
-
-    Args:
-        max_entries: Maximum number of results.
-        max_cells: Maximum number of cells, over all results.
-    """
+    """A thread-safe cache of golds; the least recently used are removed first."""
 
     def __init__(self, max_entries: int = 20_000, max_cells: int = 1_000_000) -> None:
         self._max_entries = max_entries

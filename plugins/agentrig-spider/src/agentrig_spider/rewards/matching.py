@@ -25,14 +25,8 @@ def same_result(gold: Sequence[Row], predicted: Sequence[Row], *, ordered: bool,
     must make the multisets of rows (the lists, if `ordered`) equal, and they must pass the official
     quick-reject step.
 
-    Args:
-        gold: Rows of the gold query.
-        predicted: Rows of the predicted query.
-        ordered: Whether the order of rows matters.
-        deadline: `time.monotonic()` at which to stop.
-
     Raises:
-        OutOfTime: The deadline passed first.
+        OutOfTime: The deadline, a time of `time.monotonic()`, passed first.
     """
     if len(gold) != len(predicted):
         return False
@@ -73,14 +67,10 @@ def permutable(
 ) -> bool:
     """Return whether some permutation of the predicted columns makes the rows equal.
 
-    Args:
-        gold: Rows, at least one; all of one width.
-        predicted: As many rows of the same width.
-        ordered: Compare lists of rows; otherwise multisets.
-        deadline: `time.monotonic()` at which to give up.
+    There are as many of both, at least one, and all have one width. Not `ordered`, they are compared as multisets.
 
     Raises:
-        OutOfTime: The deadline passed first.
+        OutOfTime: The deadline, a time of `time.monotonic()`, passed first.
     """
     gold_columns = list(zip(*gold, strict=True))
     predicted_columns = list(zip(*predicted, strict=True))

@@ -10,11 +10,7 @@ from agentrig_spider.sandbox import Fetched
 
 
 class Official:
-    """The rules of the official evaluator.
-
-    Args:
-        keep_distinct: Its option of that name.
-    """
+    """The rules of the official evaluator."""
 
     def __init__(self, *, keep_distinct: bool = False) -> None:
         self._keep_distinct = keep_distinct

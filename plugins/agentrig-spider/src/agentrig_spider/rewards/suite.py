@@ -41,10 +41,7 @@ def _parts(absolute: str) -> tuple[str, str, str]:
 def copies_of(path: str, copies: str | os.PathLike[str] | None) -> Sequence[str]:
     """Return the perturbed copies of a database: files `NAME-*.sqlite` in the folder of its copies.
 
-    Args:
-        path: The database.
-        copies: The folder in which they were written, with a folder for each database; None for the
-            folder `perturbed` beside the database.
+    `copies` has a folder for each database; None is the folder `perturbed` beside the database.
     """
     folder, name = os.path.split(path)
     stem = name.partition(".sqlite")[0]

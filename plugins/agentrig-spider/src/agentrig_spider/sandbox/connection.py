@@ -95,16 +95,10 @@ class Connection:
         return self._checks >= CHECKS or time.thread_time() > self._slice_end
 
     def run(self, sql: str, *, max_rows: int, max_bytes: int, select_only: bool = False) -> Fetched:
-        """Run one statement.
-
-        Args:
-            sql: The statement.
-            max_rows: Most rows to fetch.
-            max_bytes: If the result may be larger, the query needs a worker process.
-            select_only: Refuse everything except SELECT, also statements that only read.
+        """Run one statement; with `select_only`, refuse all but SELECT, also statements that only read.
 
         Raises:
-            Escalate: It needs a worker process.
+            Escalate: It needs a worker process, for example because its result may be larger than `max_bytes`.
             QueryFailed: SQLite refused it or failed.
         """
         self._checks = 0

@@ -57,11 +57,7 @@ class Guard:
         return frozenset([name.lower() for name in self._read if name])
 
     def reset(self, *, select_only: bool = False) -> None:
-        """Clear the state of the last query.
-
-        Args:
-            select_only: The next query may not use PRAGMA or transactions either.
-        """
+        """Clear the state of the last query; with `select_only` the next may use no PRAGMA or transaction either."""
         self.escalate = False
         self.refused = ""
         self._read: set[str | None] = set()
@@ -74,9 +70,6 @@ class Guard:
         SQLite does not call the authorizer for a statement that has nothing to do (`REINDEX` without an index,
         `DROP TABLE IF EXISTS` without the table). Its columns show what it was: a query has columns. Of the allowed
         statements only a PRAGMA, a transaction and a savepoint have none.
-
-        Args:
-            names: Its columns' names.
         """
         return "" if names or self._without_rows else "the statement returns no rows; write a SELECT"
 
@@ -123,13 +116,7 @@ class Guard:
 
 
 def set_limits(connection: sqlite3.Connection, *, cell_bytes: int, pattern_bytes: int) -> None:
-    """Limit the cost of one value and one native call.
-
-    Args:
-        connection: The connection to limit.
-        cell_bytes: Longest string, blob or record.
-        pattern_bytes: Longest LIKE or GLOB pattern.
-    """
+    """Limit the cost of one value (text, blob or record) and of one native call (a LIKE or GLOB pattern)."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, cell_bytes)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, pattern_bytes)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)

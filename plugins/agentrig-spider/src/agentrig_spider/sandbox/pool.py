@@ -72,11 +72,8 @@ class Worker:
     def wait_until_ready(self, end: float) -> None:
         """Wait until the process has started.
 
-        Args:
-            end: `time.monotonic()` at which to stop waiting.
-
         Raises:
-            WorkersBusy: It has not started by then; its start continues.
+            WorkersBusy: It has not started at `end`, a time of `time.monotonic()`; its start continues.
             OSError: It does not start.
         """
         if self._ready:
@@ -160,12 +157,7 @@ class Workers:
     def run(self, request: tuple[Any, ...], *, deadline: float) -> Any:
         """Run one statement in a worker; it is ended at `deadline` (`time.monotonic()`).
 
-        Args:
-            request: The arguments of `worker.run`, less its budget.
-            deadline: The time spent waiting for a worker counts too.
-
-        Returns:
-            What `worker.run` returns.
+        The request is the arguments of `worker.run` less its budget. Waiting for a worker counts too.
 
         Raises:
             WorkerTimeout: It did not end within its time limit.

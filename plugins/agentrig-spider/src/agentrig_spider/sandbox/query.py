@@ -123,15 +123,11 @@ def run_query(
 def damage(path: str, mark: Fingerprint, deadline: float) -> str:
     """Return what is wrong with a database, as text; empty if it is intact.
 
-    Call it after an error that is about the file, because a query can provoke such errors.
-
-    Args:
-        path: The database file, absolute.
-        mark: Its fingerprint when the query began.
-        deadline: `time.monotonic()` at which to end the check.
+    Call it after an error that is about the file, because a query can provoke such errors; `mark` is its fingerprint
+    when the query began.
 
     Raises:
-        WorkersBusy: The machine had no time for the check.
+        WorkersBusy: The machine had no time for the check before the deadline, a time of `time.monotonic()`.
     """
     try:
         if connection.fingerprint(path) != mark:

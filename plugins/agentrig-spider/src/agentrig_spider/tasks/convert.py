@@ -45,9 +45,6 @@ def convert(source: str, target: str | None = None) -> str:
 
     Returns:
         Lines of text: the splits, and their roles.
-
-    Raises:
-        AgentrigError: It is neither of them, or something in it is missing or damaged. The message names `source`.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -70,11 +67,7 @@ def convert(source: str, target: str | None = None) -> str:
 
 
 def check(folder: Path) -> str:
-    """Check files in the Parquet layout; return a line per split, and which role each split has in a run.
-
-    Raises:
-        AgentrigError: A file is damaged or a database is missing.
-    """
+    """Check files in the Parquet layout; return a line per split, and which role each split has in a run."""
     lines = []
     seen: dict[tuple[str, str], str] = {}
     for split, file in FILES.items():

@@ -98,11 +98,7 @@ def cache_folder() -> Path:
 
 
 def generate(target: Path, *, seed: int) -> None:
-    """Generate all files of one seed in `target`; safe with several processes, and after a crash.
-
-    Raises:
-        AgentrigError: Nothing can be written there.
-    """
+    """Generate all files of one seed in `target`; safe with several processes, and after a crash."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

@@ -100,14 +100,7 @@ def fill(template: str, fields: Mapping[str, str], conditions: Sequence[Conditio
 
 
 def draw(domain: Domain, intent: Intent, rows: Mapping[str, Sequence[Any]], rng: random.Random) -> Question:
-    """Return a question of one kind with random arguments.
-
-    Args:
-        domain: The database.
-        intent: Its kind.
-        rows: `table.column` to the column's values.
-        rng: The random stream.
-    """
+    """Return a question of one kind with random arguments; `rows` has the values of each `table.column`."""
     gaps = set(_GAP.findall(intent.sql))
     joined = "p" in gaps
     table = domain.child if joined else rng.choice((domain.parent, domain.child))

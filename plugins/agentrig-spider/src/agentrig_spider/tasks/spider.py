@@ -72,11 +72,7 @@ class Spider:
         return MappingProxyType(chosen)
 
     def load(self, split: str) -> Sequence[Task]:
-        """Return a split's tasks in the order of the file.
-
-        Raises:
-            AgentrigError: Folder, file or a database is missing; says how to create it, or which settings to change.
-        """
+        """Return a split's tasks in the order of the file."""
         folder = find_folder(self._config.dir)
         if not (folder / FILES[split]).is_file():
             raise AgentrigError(
@@ -110,11 +106,7 @@ class Spider:
 
 
 def find_folder(configured: str) -> Path:
-    """Return Spider's folder.
-
-    Raises:
-        AgentrigError: None is named, or it does not exist.
-    """
+    """Return Spider's folder."""
     names = [("tasks.dir", configured), *((v, os.environ.get(v, "")) for v in VARIABLES)]
     source, value = next(((s, v) for s, v in names if v), ("", ""))
     if not value:
@@ -144,11 +136,7 @@ def database_of(folder: Path, split: str, name: str) -> Path:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a split.
-
-    Raises:
-        AgentrigError: The file does not exist, or has other columns, or an empty cell.
-    """
+    """Return the rows of a split."""
     import pyarrow.parquet as pq
 
     if not path.is_file():
