@@ -237,6 +237,13 @@ def test_a_gain_that_does_not_fit_below_all_right_is_no_good_verdict(right: int,
             "58 of 61 held-out tasks were right before training, so at most 3 can improve, and a gain is significant "
         )
         assert found["verdict"]["message"].startswith(f"{said}from 6 on: no number of steps can show one. ")
+        return
+    trial.report, trial.start = trial.report[:12], None
+    few = trial.forecast()
+    assert (found["gain"]["enough"], few["gain"]["enough"], few["verdict"]["kind"]) == (14, 14, "good")
+    assert "  12 are too few to show what this model may gain, from pass@1 to pass@2: use at least 14" in "\n".join(
+        _lines(few)
+    )
 
 
 # --- mistakes ---

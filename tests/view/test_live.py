@@ -84,7 +84,8 @@ def test_the_panel_says_that_the_auditor_checks_the_first_two_steps(tmp_path: Pa
     shown.on_run_start(event=attrs.evolve(begun, config={"run": {"audit": True}}))
     for step in (first, first + 1, first + 2):
         shown.on_step_end(event=StepEnd(step=step, metrics={**METRICS, "step": step}))
-        checking = f"checking step {step} (the auditor looks at the first 2 steps)"
+        again = " after a resume" if first > 1 else ""
+        checking = f"checking step {step} (the auditor looks at the first 2 steps{again})"
         assert (checking in panel(shown)) == (step < first + 2)
         assert "rollouts, 0 right" not in panel(shown)
     shown.on_rollout_end(rollout=rollout_of(0, right=True, mode="train", step=first + 1))

@@ -378,6 +378,9 @@ def test_it_is_said_that_the_held_out_tasks_are_few(tmp_path: Path) -> None:
     texts = [next(changes(evidence(tmp_path / str(n), right=[46] * 8, known=n // 2, n=n))).text for n in (18, 200)]
     assert texts[0].endswith("; 8 steps and 18 tasks are few, so this is not surprising")
     assert texts[1].endswith("; 8 steps are few, so this is not surprising")
+    advice = [more(evidence(tmp_path / f"more-{n}", right=[46] * 8, known=n // 2, n=n)) for n in (18, 200)]
+    assert advice[0].startswith("Few tasks, here 18, can show a large gain only. Measure more of them (for rows of a")
+    assert not advice[1].startswith("Few tasks")
 
 
 def test_the_advice_is_a_command_that_resume_takes(tmp_path: Path) -> None:

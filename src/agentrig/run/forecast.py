@@ -49,6 +49,9 @@ GROUP = 8
 UPDATE_S = 20.0
 """An update that would take longer is measured on one group."""
 
+MOST_HELD_OUT = 2000
+"""So many held-out tasks are asked for at most."""
+
 WORSE = 0.05
 """Share of the held-out tasks that are assumed to become worse while others become better."""
 
@@ -373,9 +376,21 @@ class Trial:
                 "least_tasks": least_gain(),
                 "worse": worse,
                 "least_tasks_with_worse": needed,
+                "enough": None if until is None or best is None or once is None else _enough(best - once),
                 **taken(until),
             },
         }
+
+
+def _enough(moved: float) -> int | None:
+    """Return about how many held-out tasks show a move of the accuracy while `WORSE` of them become worse.
+
+    None if it would take more than `MOST_HELD_OUT`.
+    """
+    n = 5
+    while n <= MOST_HELD_OUT and moved * n < least_gain(worse := round(WORSE * n)) - worse:
+        n += 1 + n // 10
+    return n if n <= MOST_HELD_OUT else None
 
 
 def _group_size(settings: Any) -> int:

@@ -177,7 +177,8 @@ class LiveDisplay:
         """Store the step's metrics; print its line if there is no panel."""
         m = event.metrics
         with self._lock:
-            checking = f"checking step {event.step} (the auditor looks at the first {FIRST} steps)"
+            again = " after a resume" if self._audited > FIRST else ""
+            checking = f"checking step {event.step} (the auditor looks at the first {FIRST} steps{again})"
             self._batch = Batch(checking if event.step <= self._audited else "")
             self._last, self._done = m, event.step
             if m.get("reward") is not None:

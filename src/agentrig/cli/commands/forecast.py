@@ -177,13 +177,23 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
     if n < least:
         yield f"no gain can be significant on {n} held-out tasks {test}: use at least {least}"
         return
-    worse = f" if none becomes worse, or {percent(more / n)} if {gain['worse']} do" if gain["worse"] else ""
+    wrong = n if gain["start"] is None else n - round(gain["start"] * n)
+    worse = ""
+    if gain["worse"] and more + gain["worse"] <= wrong:
+        does = "does" if gain["worse"] == 1 else "do"
+        worse = f" if none becomes worse, or {percent(more / n)} if {gain['worse']} {does}"
     yield f"a gain is significant from {percent(least / n)} points on the {n} held-out tasks on{worse} {test}"
     if gain["start"] is not None:
         yield f"  {percent(gain['start'])}% of them are right before training, measured as a run does it"
     elif once is not None:
         yield "  how many are right before training is not measured: greedy answers may be better than pass@1"
     if found["verdict"]["kind"] != "good" or gain["steps"] is None:
+        return
+    if gain["enough"] is not None and gain["enough"] > n:
+        yield (
+            f"  {n} are too few to show what this model may gain, from pass@1 to pass@{found['rollouts_per_task']}: "
+            f"use at least {gain['enough']} held-out tasks"
+        )
         return
     when = f"after about {amount(gain['steps'], 'step')}"
     if gain["seconds"] is not None:

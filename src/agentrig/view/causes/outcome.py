@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrig.figures import SIGNIFICANT, count, no_room, number, percent, sign_test
+from agentrig.figures import SIGNIFICANT, count, least_gain, no_room, number, percent, sign_test
 from agentrig.plan import RESUME, resume_command
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.damage import read_object
@@ -328,6 +328,12 @@ def more(evidence: Evidence) -> str:
     if against := no_more(evidence):
         return against
     limited = evidence.value("run.report_tasks") and dig(evidence.run.manifest, "data", "report", "tasks")
+    judged = evidence.changed[3]
+    if 0 < judged < 4 * least_gain() and not limited:
+        return (
+            f"Few tasks, here {judged}, can show a large gain only. Measure more of them (for rows of a file: "
+            f"tasks.shares, or more rows) and start anew, or {train_on(evidence)}"
+        )
     measured = "measure more held-out tasks (run.report_tasks), or " if limited else ""
     said = f"{measured}{train_on(evidence)}"
     return f"{said[0].upper()}{said[1:]}"

@@ -386,7 +386,9 @@ class Pages:
         return ENDED if key and not self._runs.get(key).data().running else LIVE
 
     def _several(self, request: Request) -> dict[str, RunData]:
-        return {key: self._runs.get(key).data() for key in request.query_params.getlist("run")}
+        """Return the runs of an address, the oldest first: the others are compared with it."""
+        runs = {key: self._runs.get(key).data() for key in request.query_params.getlist("run")}
+        return dict(sorted(runs.items(), key=lambda run: str(run[1].manifest.get("created", ""))))
 
     def _run(self, request: Request) -> Run:
         return self._runs.get(request.path_params["key"])
