@@ -94,7 +94,11 @@ def test_the_panel_says_that_the_auditor_checks_the_first_two_steps(tmp_path: Pa
     piped, buffer = display()
     piped.on_run_start(event=attrs.evolve(begun, config={"run": {"audit": True}}))
     piped.on_step_end(event=StepEnd(step=first, metrics={**METRICS, "step": first}))
-    assert buffer.getvalue().splitlines()[-1].startswith(f"checking step {first} (the auditor")
+    step, checking = buffer.getvalue().splitlines()[-2:]
+    assert step.endswith(" and the checks of the first steps")
+    assert checking.startswith(f"checking step {first} (the auditor")
+    piped.on_step_end(event=StepEnd(step=first + 2, metrics={**METRICS, "step": first + 2}))
+    assert re.search(r"eta [\d:]+\n$", buffer.getvalue())
 
 
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):

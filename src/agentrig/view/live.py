@@ -318,7 +318,9 @@ class LiveDisplay:
         """Return the estimated time of the rest of the run, by the latest steps; empty if it is not known."""
         if self._steps is None or self._done >= self._steps or not self._step_s:
             return []
-        return [f"eta {_clock((self._steps - self._done) * sum(self._step_s) / len(self._step_s) + self._report_s)}"]
+        left = (self._steps - self._done) * sum(self._step_s) / len(self._step_s) + self._report_s
+        checks = " and the checks of the first steps" if self._done <= self._audited else ""
+        return [f"eta {_clock(left)}{checks}"]
 
 
 def _measured(accuracy: float | None, reward: float | None = None) -> str:
