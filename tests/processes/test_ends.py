@@ -505,7 +505,7 @@ def register_rewards():
 @pytest.mark.parametrize(
     ("kind", "name", "said"),
     [
-        ("reward", "reward", "2 x reward-invalid: for example the reward raised RuntimeError: it called os._exit(3)"),
+        ("reward", "reward", "for example the reward gave no score: the reward's process died (exit code 3), 2 times"),
         ("agent", "agent", "2 x runner-died: for example the runner process died (exit code 3), 2 times"),
         ("agent", "build", "the agent build cannot be built: RuntimeError: it called os._exit(3)"),
     ],
