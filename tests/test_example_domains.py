@@ -25,8 +25,10 @@ def resolved(name: str) -> Iterator[Plan]:
     source = EXAMPLES / f"agentrig-{name}" / "src"
     sys.path.insert(0, str(source))
     file = source / f"agentrig_{name.replace('-', '_')}" / "__init__.py"
-    yield resolve(name, overrides=["runners.n=1"], files=[str(file)])
-    sys.path.remove(str(source))
+    try:
+        yield resolve(name, overrides=["runners.n=1"], files=[str(file)])
+    finally:
+        sys.path.remove(str(source))
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ UPDATE_S = 20.0
 """An update that would take longer is measured on one group."""
 
 MOST_HELD_OUT = 2000
-"""So many held-out tasks are asked for at most."""
+"""So many held-out tasks are looked at when it is said how many a gain needs."""
 
 WORSE = 0.05
 """Share of the held-out tasks that are assumed to become worse while others become better."""
@@ -376,21 +376,21 @@ class Trial:
                 "least_tasks": least_gain(),
                 "worse": worse,
                 "least_tasks_with_worse": needed,
-                "enough": None if until is None or best is None or once is None else _enough(best - once),
+                "enough": None if until is None else _enough((best or 0.0) - (once or 0.0)),
                 **taken(until),
             },
         }
 
 
-def _enough(moved: float) -> int | None:
+def _enough(moved: float) -> int:
     """Return about how many held-out tasks show a move of the accuracy while `WORSE` of them become worse.
 
-    None if it would take more than `MOST_HELD_OUT`.
+    It looks at no more than `MOST_HELD_OUT`: a number above it is the least that may do.
     """
     n = 5
     while n <= MOST_HELD_OUT and moved * n < least_gain(worse := round(WORSE * n)) - worse:
         n += 1 + n // 10
-    return n if n <= MOST_HELD_OUT else None
+    return n
 
 
 def _group_size(settings: Any) -> int:
