@@ -218,6 +218,35 @@ def test_a_frozen_model_in_16_bits_gives_the_gradient_of_fp32_and_scores_of_the_
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 0.05
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_in_the_matrix_product_give_what_peft_gives_with_less_rounding(make_model, dtype) -> None:
+    learner, ids = trained(rounded(make_model()), dtype, lora_alpha=3), [5, 6, 7, 8, 9, 10]
+    layer = learner.model.get_base_model().model.layers[1].self_attn.q_proj
+    x = torch.randn(4, 64, 32, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype)).requires_grad_()
+    inputs = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+
+    def of(forward, *values):
+        """Return the output of a layer and the gradients of its input and of the factors."""
+        out = forward(values[0])
+        return [out, *torch.autograd.grad(out.double().sin().sum(), values)]
+
+    def errors():
+        pairs = zip(of(layer, *inputs), of(reference, *doubles), strict=True)
+        return [float(((found - exact).norm() / exact.norm()).detach()) for found, exact in pairs]
+
+    doubles = [value.detach().double().requires_grad_() for value in inputs]
+    weight, bias = (parameter.detach().double() for parameter in layer.base_layer.parameters())
+    reference = lambda x: x @ (weight + 1.5 * doubles[2] @ doubles[1]).T + bias  # noqa: E731
+    theirs, scores = errors(), learner.logprobs(ids, dtype=torch.float32)
+    assert lora.fuse(learner.model) == 14
+    ours = errors()
+    assert ours[0] < theirs[0] or dtype == "float32"
+    assert max(ours) < 4 * torch.finfo(x.dtype).eps
+    assert learner.logprobs(ids, dtype=torch.float32) == pytest.approx(scores, abs=1e-5)
+    with learner.model.disable_adapter():
+        assert learner.logprobs(ids, dtype=torch.float32) != pytest.approx(scores, abs=0.01)
+
+
 @pytest.fixture
 def start(make_model, tokenizer, tmp_path):
     """Returns a function that makes a starting model's directory, with its weights stored in a dtype."""

@@ -71,6 +71,8 @@ def build(
         masters = Masters(model, torch.bfloat16)
     if masters is not None and model.device.type == "cuda":
         fuse_norms(model)
+        if config.lora_rank:
+            lora.fuse(model)
     trained = masters.trained if masters else {name: p for name, p in model.named_parameters() if p.requires_grad}
     recompute(model, recomputed)
     for module in model.modules():
