@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -70,11 +71,11 @@ class Case:
         server: The model's server.
         steps: Steps of the run.
         says: Regular expression that the message must contain.
-        leave: GiB of the card that are free when the run starts; 0 for all of it.
+        leave: GiB of the card that are free when the run starts; 0 for all of it. The same for all that run at once.
         take: GiB that another process takes once two steps have ended, as far as they are there; 0 for none.
         runs: How many runs start at once.
         environ: Variables of the run.
-        alone: Whether nothing else may use the card meanwhile. The others are refused before they take any of it.
+        beside: Cases that stand together and share this name run at once. '' is a case that needs the card for itself.
         limit_s: Longest wait for the runs, seconds.
         cpu: Whether it says something on a CPU too.
     """
@@ -92,14 +93,14 @@ class Case:
     take: float = 0.0
     runs: int = 1
     environ: Mapping[str, str] = {}
-    alone: bool = True
+    beside: str = ""
     limit_s: float = 60.0
     cpu: bool = False
 
 
 def refused(name: str, about: str, *keys: str, says: str, **more: Any) -> Case:
     """Return a case that must be refused before the run takes anything of the card."""
-    return Case(name=name, about=about, expects="message", keys=keys, says=says, alone=False, **more)
+    return Case(name=name, about=about, expects="message", keys=keys, says=says, beside="first", **more)
 
 
 CASES = (
@@ -114,10 +115,11 @@ CASES = (
             says="gradient_checkpointing|tokens_per_batch = "),
     refused("no-such-slice", "a MIG slice that is not there", says="cuda", environ=NO_SLICE),
     refused("no-pass", "a pass of -3 tokens", "algorithm.tokens_per_batch=-3", says="tokens_per_batch", cpu=True),
-    Case(name="rows-4x16", about="4x16, 8000 + 512, by default", expects="end", shape="0.5b", rows="4x16x8000+512",
-         server="vllm", limit_s=170),
-    Case(name="sleep-16x8", about="16x8, 4000 + 200, with server_sleep", expects="end", shape="0.5b",
-         rows="16x8x4000+200", keys=("algorithm.server_sleep=true",), server="vllm", steps=3, limit_s=110),
+    Case(name="rows-4x16", about="4x16, 8000 + 512, in 32 GiB", expects="end", shape="0.5b", rows="4x16x8000+512",
+         keys=("hardware.memory_gib=32",), server="vllm", beside="first", limit_s=180),
+    Case(name="sleep-16x8", about="16x8, 4000 + 200, with server_sleep, in 32 GiB", expects="end", shape="0.5b",
+         rows="16x8x4000+200", keys=("algorithm.server_sleep=true", "hardware.memory_gib=32"), server="vllm", steps=3,
+         beside="first", limit_s=180),
     Case(name="two-at-once", about="two runs on one card at once, with a limit of 0: the whole card", expects="either",
          keys=("hardware.memory_gib=0",), runs=2, limit_s=90, cpu=True),
     Case(name="free-2", about="2 GiB free", expects="message", shape="0.5b", leave=2.0, says=r"free for"),
@@ -130,10 +132,11 @@ CASES = (
          rows="8x4x816+64", take=40.0, limit_s=80),
     Case(name="take-sleep", about="another process takes all that is free while the server sleeps and wakes",
          expects="either", steps=4, keys=("algorithm.server_sleep=true",), take=1000.0, limit_s=80),
-    Case(name="adapters-24", about="24 GiB free, 32x4, 1.5B with adapters of rank 16", expects="end", shape="1.5b",
-         rows="32x4x816+128", keys=("algorithm.lora_rank=16",), leave=24.0, limit_s=120),
-    Case(name="free-24", about="24 GiB free, 32x4, 0.5B by default", expects="end", shape="0.5b",
-         rows="32x4x816+128", server="vllm", leave=24.0, limit_s=110),
+    Case(name="adapters-24", about="24 of 52 GiB free, 32x4, 1.5B with adapters of rank 16", expects="end",
+         shape="1.5b", rows="32x4x816+128", keys=("algorithm.lora_rank=16", "hardware.memory_gib=24"), leave=52.0,
+         beside="24", limit_s=150),
+    Case(name="free-24", about="24 of 52 GiB free, 32x4, 0.5B by default", expects="end", shape="0.5b",
+         rows="32x4x816+128", keys=("hardware.memory_gib=24",), server="vllm", leave=52.0, beside="24", limit_s=150),
 )  # fmt: skip
 
 
@@ -204,7 +207,7 @@ class Bench:
     until: float = attrs.field(kw_only=True)
 
     def run(self, cases: Sequence[Case]) -> list[dict[str, Any]]:
-        """Run the cases, those that take nothing of the card all at once, and return their results in order."""
+        """Run the cases, those with one `Case.beside` at once, and return their results in order."""
         begun = time.monotonic()
         make = get_context("spawn").Process(target=prepare, args=(self.folder, list(cases)))
         make.start()  # a process of its own: its context would be counted on the card
@@ -215,8 +218,8 @@ class Bench:
         found: dict[str, dict[str, Any]] = {}
         lock = threading.Lock()
 
-        def one(case: Case) -> None:
-            result = self.result(case)
+        def one(case: Case, holder: Holder | None) -> None:
+            result = self.result(case, holder)
             with lock:
                 found[case.name] = result
                 print(line_of(result), flush=True)
@@ -224,20 +227,19 @@ class Bench:
                     done = {"card": card(self.hardware), "cases": [found[c.name] for c in cases if c.name in found]}
                     self.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
 
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(one, [case for case in cases if not case.alone]))
-        for case in cases:
-            if case.alone:
-                one(case)
+        for _, together in groupby(cases, key=lambda case: case.beside or case.name):
+            batch = list(together)
+            with Holder.of(batch[0]) as holder, ThreadPoolExecutor(len(batch)) as threads:
+                list(threads.map(one, batch, repeat(holder)))
         return [found[case.name] for case in cases]
 
-    def result(self, case: Case) -> dict[str, Any]:
+    def result(self, case: Case, holder: Holder | None) -> dict[str, Any]:
         """Run a case, and return what the table shows of it."""
         begun, limit = time.monotonic(), min(case.limit_s, self.until - time.monotonic())
         if limit < case.limit_s / 3:
             return {"name": case.name, "about": case.about, "ok": False, "why": "not run: no time is left", "runs": []}
         try:
-            ended, holds = self.ended(case, limit)
+            ended, holds = self.ended(case, limit, holder)
         except HolderFailed as error:
             return {"name": case.name, "about": case.about, "ok": False, "why": str(error), "runs": []}
         why = next(filter(None, (fault(case, each) for each in ended)), "")
@@ -253,18 +255,15 @@ class Bench:
             ],
         }  # fmt: skip
 
-    def ended(self, case: Case, limit: float) -> tuple[list[Ended], list[str]]:
+    def ended(self, case: Case, limit: float, holder: Holder | None) -> tuple[list[Ended], list[str]]:
         """Start a case's runs, wait for them, and return how they ended, and what was held of the card."""
         folders = [self.folder / case.name / str(i) for i in range(case.runs)]
-        holds: list[str] = []
+        holds = [holder.began] if holder else []
         until = time.monotonic() + limit
         with ExitStack() as stack:
-            holder = stack.enter_context(Holder.started()) if case.leave or case.take else None
-            if holder and case.leave:
-                holds.append(holder.ask("leave", case.leave))
             runs = [stack.enter_context(self.started(case, folder)) for folder in folders]
             while any(run.poll() is None for run in runs) and time.monotonic() < until:
-                if holder and case.take and len(holds) < 1 + bool(case.leave) and steps_of(folders[0]) >= 2:
+                if holder and case.take and len(holds) == 1 and steps_of(folders[0]) >= 2:
                     holds.append(holder.ask("take", case.take))
                 time.sleep(0.05)
             found = []
@@ -276,7 +275,7 @@ class Bench:
                 left = 0 if killed else left_of(folder)
                 found.append(Ended(status=run.wait(), steps=steps_of(folder), log=log, killed=killed, left=left))
         shutil.rmtree(self.folder / case.name, ignore_errors=True)  # checkpoints of 1.5B fill a disk
-        if case.take and holder and not holds:
+        if case.take and len(holds) == 1:
             found = [attrs.evolve(each, log=f"{each.log}\nnothing was taken: step 2 did not end") for each in found]
         return found, holds
 
@@ -348,21 +347,25 @@ class Holder:
 
     Attributes:
         process: It ends when its standard input is closed, also because this script has died.
+        began: What it held when the runs began, in words.
     """
 
     process: subprocess.Popen[bytes]
+    began: str = ""
 
     @classmethod
     @contextmanager
-    def started(cls, device: str = "cuda") -> Iterator[Holder]:
-        """Start one, which holds nothing yet."""
+    def of(cls, case: Case, device: str = "cuda") -> Iterator[Holder | None]:
+        """Start the one that a case needs, if any, which holds what the case wants at the start."""
+        if not case.leave and not case.take:
+            yield None
+            return
         code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import gpu_bad_input as g; g.hold()"
         command = [sys.executable, "-c", code, device]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
-            holder = cls(process)
             try:
-                holder.ask("take", 0.0)
-                yield holder
+                what: Literal["leave", "take"] = "leave" if case.leave else "take"
+                yield cls(process, cls(process).ask(what, case.leave))
             finally:
                 process.kill()
 
