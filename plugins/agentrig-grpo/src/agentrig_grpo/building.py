@@ -92,7 +92,9 @@ def _exact(model: Any, *, given: bool | None) -> bool:
         else given
     ):
         return True
-    model.float()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.float()  # `Module.float` cannot change the fake tensors of an estimate
     return False
 
 
