@@ -93,12 +93,14 @@ def sampled_as(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a request with a run's sampling fields, and those of its own values that they replace.
 
+    A value equal to the run's is the request's own too, unless it has all of the run's: then they were passed on.
     Fields that the request lacks are added. `max_tokens` is a limit: of the request's and the run's the smaller holds.
 
     Args:
         replace: Whether `SAMPLING_FIELDS` replace those of the request too, as in a measurement.
     """
     sent, replaced = dict(body), {}
+    passed_on = all(body.get(name) == value for name, value in sampling.items() if name in SAMPLING_FIELDS)
     for name, value in sampling.items():
         names = [n for n in (LIMIT if name == LIMIT[0] else (name,)) if body.get(n) is not None]
         if not names:
@@ -106,7 +108,7 @@ def sampled_as(
         for own in names:
             asked = body[own]
             longer = name == LIMIT[0] and isinstance(asked, int) and isinstance(value, int) and asked > value
-            if longer or (replace and name in SAMPLING_FIELDS and asked != value):
+            if longer or (replace and name in SAMPLING_FIELDS and not passed_on):
                 sent[own], replaced[own] = value, asked
     return sent, replaced
 

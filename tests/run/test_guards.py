@@ -244,6 +244,10 @@ def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCapt
     own = changed(greedy.trace, {ASKED: {"temperature": 0.2}})
     refused = refused_sampling([attrs.evolve(greedy, trace=own)], {"temperature": 0.7}, {"temperature": 0})
     assert refused.startswith("`agentrig train` would end in its first step: 1 of 1 calls were sampled with temperatu")
+    fixed = attrs.evolve(greedy, trace=changed(greedy.trace, {ASKED: {"temperature": 0}}))
+    refused = refused_sampling([fixed], {"temperature": 0.7}, {"temperature": 0.0})
+    assert "step, unless the agent takes these values from endpoint.sampling: 1 of 1 calls were" in refused
+    assert "Training samples, so its temperature can't be 0" in refused
     assert warn_of_sampling([same], run, mode="validation")
     assert caplog.messages == [
         "validation: 1 of 2 calls were sampled with temperature 0, the run's is 1.0: "

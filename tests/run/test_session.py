@@ -333,8 +333,9 @@ def test_a_second_signal_after_the_last_step_names_the_report(toy_plan: MakePlan
 
 @pytest.mark.slow
 def test_the_first_validation_of_a_resumed_run_is_not_its_start(
-    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "agentrig")
     small = ["algorithm.report=false", "algorithm.validate_first=true", "run.validation_tasks=2"]
     train(toy_plan("algorithm.steps=1", *small))
     run = tmp_path / "runs" / "toy"
@@ -343,6 +344,8 @@ def test_the_first_validation_of_a_resumed_run_is_not_its_start(
     # The accuracy on other tasks differs; in a resumed run it is the checkpoint's.
     train(resume_plan(run, overrides=["algorithm.steps=2", "run.validation_tasks=1"]), resume=run)
     assert lines_of(run)[-1]["validation_accuracy"] != start
+    said = [text for text in caplog.messages if text.startswith("validating")]
+    assert said == ["validating on 2 tasks before step 1", "validating on 1 task before step 2"]
     assert json.loads((run / "summary.json").read_text())["validation_before"] == start
 
 

@@ -22,8 +22,10 @@ from openai import BadRequestError, OpenAI
 from rollouts import rollout
 
 from agentrig import Task
+from agentrig.algorithms import Measurement
 from agentrig.cli.commands.warmup import next_step, why_ended
 from agentrig.cli.entry import main
+from agentrig.cli.progress import progress
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_of
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
@@ -364,7 +366,9 @@ def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
     assert said == tries
 
 
-@pytest.mark.parametrize(("replies", "rollouts", "share"), [("aaba", 4, 0.75), ("aaba", 2, 0.0), ("", 0, 0.0)])
+@pytest.mark.parametrize(
+    ("replies", "rollouts", "share"), [("aaba", 4, 0.75), ("aaba", 2, 0.0), ("abcd", 4, 0.0), ("", 0, 0.0)]
+)
 def test_what_guessing_the_most_frequent_reply_gets_is_known_where_an_agent_asks_once(
     replies: str, rollouts: int, share: float
 ) -> None:
@@ -417,19 +421,55 @@ def test_a_context_that_is_too_short_is_refused_before_the_demonstrations(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("passes", "ended"),
+    ("passes", "until", "ended"),
     [
-        (22.0, "22 of 22 passes, because no more were asked for (--passes)"),
-        (15.0, "15 of 22 passes, because --minutes 3 was over; for all passes on this machine: --minutes 5"),
+        (22.0, None, "22 of 22 passes, because no more were asked for (--passes)"),
+        (15.0, None, "15 of 22 passes, because --minutes 3 was over; for all passes on this machine: --minutes 5"),
+        (15.0, 0.2, "15 of 22 passes, because --until 0.2 was reached"),
     ],
 )
-def test_whether_the_passes_or_the_minutes_ended_the_training(passes: float, ended: str) -> None:
+def test_what_ended_the_training(passes: float, until: float | None, ended: str) -> None:
     wanted = StartPlan(directory=Path("m"), passes=22.0, minutes=3.0)
     made = StartingModel(
         directory=Path("m"), parameters=1, vocabulary=1, context=1, longest=1, longest_reply=1, lr=1e-3, updates=1,
         passes=passes, wall_s=180.0,
     )  # fmt: skip
-    assert why_ended(made, wanted) == f"the training ended after {ended}"
+    assert why_ended(made, wanted, until) == f"the training ended after {ended}"
+
+
+@pytest.mark.parametrize(("share", "accuracy", "guesses"), [(0.25, 0.23, True), (0.25, 0.6, False), (0.0, 0.2, False)])
+def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, accuracy: float, guesses: bool
+) -> None:
+    """The training is scripted: what the command says of it comes when it happens."""
+    doing = list[str]()
+
+    def made(plan: Any, wanted: Any, labels: Any, turns: Any, log: Callable[[str], None], enough: Any) -> Any:
+        wanted.directory.mkdir()
+        doing.clear()
+        assert enough(1.0, lambda: Measurement(accuracy=accuracy, reward=accuracy, n=64)) >= 1
+        log("pass 1/2 loss 0.5")
+        return StartingModel(
+            directory=wanted.directory, parameters=1, vocabulary=1, context=9, longest=1, longest_reply=1, lr=1e-3,
+            updates=1, passes=1.0, losses=(0.5,), wall_s=1.0,
+        )  # fmt: skip
+
+    def waiting(of: int, what: str = "") -> Any:
+        doing.append(what)
+        return progress(of, what)
+
+    monkeypatch.setattr("agentrig.run.warmup.make_start", made)
+    monkeypatch.setattr("agentrig.run.warmup.guessed", lambda found: share)
+    monkeypatch.setattr("agentrig.cli.commands.warmup.progress", waiting)
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--parameters", "6e4", "--tokenizer", "bytes"]
+    done = CliRunner().invoke(main, [*words, "--no-measure", "--until", "0.2", "--out", str(tmp_path / "m")])
+    assert done.exit_code == 0, done.output
+    assert doing == ["trying the model", *["checking the last pass and saving the model"] * 2]
+    said = done.output.partition("so far")[2].splitlines()
+    assert said[1] == "  pass 1/2 loss 0.5"
+    assert said[3] == "the training ended after 1 of 20 passes, because --until 0.2 was reached"
+    told = "one and the same answer would be right in about 25% of the tasks, and the training ended at 23.0%: this"
+    assert (told in done.output, "a higher --until, such as 0.44" in done.output) == (guesses, share > 0)
 
 
 @pytest.mark.parametrize("model", ["mini", "starter"])

@@ -464,6 +464,15 @@ def test_the_right_answer_is_the_only_private_key_or_the_one_that_is_named(
         _ = subject.golds
 
 
+def test_tasks_with_one_right_answer_are_counted_and_their_split_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer\n" + "".join(f"q{i},yes\n" for i in range(3)))
+    spec = RewardSpec(name="any", summary="", build=lambda config: lambda task, outcome, budget_s: Score.ok(0.0))
+    keys = {"file": str(tmp_path / "rows.csv"), "private": ["answer"], "shares": [1.0, 0.0, 0.0]}
+    report = check("reward", spec, tasks="table", tasks_settings=keys, split="train", only=["reward.tells-apart"])
+    told = "it needs 2 tasks with different right answers, and the first 3 tasks of the split train have none"
+    assert [r.message for r in report.results if r.check == "reward.tells-apart"] == [told]
+
+
 REFUNDS = """
 import json
 from agentrig.demonstrations import Reply

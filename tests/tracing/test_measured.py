@@ -21,7 +21,11 @@ from agentrig.traces import ASKED, Span
 openai = pytest.importorskip("openai")
 
 SENT: list[dict[str, Any]] = [{}, {"temperature": 0.7, "top_p": 0.5, "max_tokens": 5}, {"max_completion_tokens": 7}]
-"""What three calls of an agent that nobody has changed send."""
+SENT += [{"temperature": 0}, {"temperature": 0.0, "top_p": 1.0}]
+"""What five calls of an agent that nobody has changed send."""
+
+LIMITS = [(64, None), (5, None), (None, 7), (64, None), (64, None)]
+"""Their `max_tokens` and `max_completion_tokens` under the run's limit of 64."""
 
 
 def unchanged(task_input: Any, endpoint: Endpoint) -> str:
@@ -61,16 +65,17 @@ def test_all_calls_of_a_measurement_are_sampled_as_the_run_says(
 ) -> None:
     spans = calls(model, mode, gateway if through == "gateway" else None)
     bodies = model.bodies()
-    assert through == "gateway" or [r.headers.get("x-run") for r in model.requests] == ["1"] * 3
-    assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0)] * 3
-    assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == [(64, None), (5, None), (None, 7)]
+    assert through == "gateway" or [r.headers.get("x-run") for r in model.requests] == ["1"] * 5
+    assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0)] * 5
+    assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == LIMITS
     for span, body in zip(spans, bodies, strict=True):  # the record has what was used, and what was asked otherwise
         assert {k: span.attributes["request"][k] for k in ("temperature", "top_p")} == {
             "temperature": 0.0,
             "top_p": 1.0,
         }
         assert span.attributes["request"] == body
-    assert [s.attributes.get(ASKED) for s in spans] == [None, {"temperature": 0.7, "top_p": 0.5}, None]
+    own = [None, {"temperature": 0.7, "top_p": 0.5}, None, {"temperature": 0}, None]  # the last passes on the run's
+    assert [s.attributes.get(ASKED) for s in spans] == own
 
 
 @pytest.mark.parametrize("through", ["tap", "gateway"])
@@ -79,9 +84,9 @@ def test_training_adds_what_a_call_lacks_and_leaves_what_the_agent_sends(
 ) -> None:
     spans = calls(model, "train", gateway if through == "gateway" else None)
     bodies = model.bodies()
-    assert through == "gateway" or [r.headers.get("x-run") for r in model.requests] == ["1"] * 3
-    assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0), (0.7, 0.5), (0.0, 1.0)]
-    assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == [(64, None), (5, None), (None, 7)]
+    assert through == "gateway" or [r.headers.get("x-run") for r in model.requests] == ["1"] * 5
+    assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0), (0.7, 0.5), *[(0.0, 1.0)] * 3]
+    assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == LIMITS
     assert [s.attributes["request"] for s in spans] == bodies
     assert not any(ASKED in s.attributes for s in spans)
 
@@ -118,7 +123,7 @@ def test_other_servers_get_what_the_agent_sends(model: ScriptedServer) -> None:
 
         for mode in ("train", "test"):
             calls(model, mode, None, judge)
-        assert [b.get("temperature") for b in foreign.bodies()] == [None, 0.7, None] * 2
+        assert [b.get("temperature") for b in foreign.bodies()] == [None, 0.7, None, 0, 0.0] * 2
         assert not any("x-run" in r.headers for r in foreign.requests)
 
 
@@ -128,4 +133,4 @@ def test_a_litagent_keeps_its_temperature_of_validation(model: ScriptedServer) -
 
     lit.reads_own_trace = True  # type: ignore[attr-defined]
     calls(model, "val", None, lit)
-    assert [b.get("temperature") for b in model.bodies()] == [0.0, 0.7, 0.0]
+    assert [b.get("temperature") for b in model.bodies()] == [0.0, 0.7, 0.0, 0, 0.0]

@@ -118,7 +118,8 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
 SMALL = {"steps": 1, "save_every": 1, "validate_every": 0, "tasks_per_step": 2, "group_size": 2}
 
 
-def test_the_learner_loads_while_the_accuracy_before_training_is_measured(model_dir, tmp_path):
+def test_the_learner_loads_while_the_accuracy_before_training_is_measured(model_dir, tmp_path, caplog):
+    caplog.set_level("INFO", "agentrig")
     loads, measures = threading.Event(), threading.Event()
 
     class Slow(Grpo):
@@ -137,6 +138,7 @@ def test_the_learner_loads_while_the_accuracy_before_training_is_measured(model_
     session.train_tasks = [Task(id=str(i), input={"question": "count " * 100}) for i in range(4)]
     Loop(Slow(config_of(model_dir, **SMALL, tokens_per_batch=64))).run(session)
     assert session.calls[:2] == [("plan", 1), ("report", "before", 0)]
+    assert "next: the learner loads its model, and the server must answer with the learner's weights" in caplog.messages
     assert session.delivery.summary()["version"] == 1
     said = r"4 of 4 training tasks .*tokens_per_batch = 64 tokens or more, up to \d+: .* set tokens_per_batch to \d+"
     assert re.match(said, session.notes[0])

@@ -115,6 +115,11 @@ class Auditing:
         if sketch is not None:
             with writing(self._run / FILE.format(step)):
                 sketch.write(self._run)
+        if step == self._sure - FIRST:
+            log.info(
+                "steps %d and %d are computed again from their records, which takes a while; later steps seldom are",
+                *(step, step + FIRST - 1),
+            )
         try:
             if self._auditor is None:
                 self._auditor = auditor.Auditor(self._run, self._rebuilt.sources(used=self._used))

@@ -285,15 +285,20 @@ def refused_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], m
         sampling: What training sets in calls that leave it out.
         measured: What the endpoint of these rollouts set in them; a call that has the same may have it from there.
     """
-    requests = []
+    certain, perhaps = list[dict[str, Any]](), list[dict[str, Any]]()
     for rollout in rollouts:
         trained = {t.span_id for t in rollout.triplets}
         for call in (call for call in rollout.trace.llm_calls() if call.id in trained):
-            request = mapping(call.attributes.get("request"))
-            own = {name: value for name, value in request.items() if value != measured.get(name)}
-            requests.append({**sampling, **own, **(call.attributes.get(ASKED) or {})})
-    refused = other_sampling(requests, sampling)
-    return f"`agentrig train` would end in its first step: {refused}" if refused else ""
+            asked = call.attributes.get(ASKED) or {}
+            stated = {**mapping(call.attributes.get("request")), **asked}
+            own = {name: value for name, value in stated.items() if value != measured.get(name)}
+            certain.append({**sampling, **own})
+            perhaps.append({**sampling, **own, **asked})
+    ends = "`agentrig train` would end in its first step"
+    if refused := other_sampling(certain, sampling):
+        return f"{ends}: {refused}"
+    refused = other_sampling(perhaps, sampling)
+    return f"{ends}, unless the agent takes these values from endpoint.sampling: {refused}" if refused else ""
 
 
 def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> bool:

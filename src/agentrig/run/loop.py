@@ -226,7 +226,8 @@ class Loop:
 
         loading = in_background(load, "learner")
         try:
-            session.report(served, when="before", step=0)
+            if session.report(served, when="before", step=0) is not None:
+                log.info("next: the learner loads its model, and the server must answer with the learner's weights")
         except BaseException:
             with suppress(TimeoutError):  # the process must not end while it computes
                 loading.exception(END_S)

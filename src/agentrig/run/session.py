@@ -424,6 +424,8 @@ class RunSession:
         if not self.validation_tasks:
             return None
         self.measuring = "before" if step < self.first_step else ""
+        if step < self.first_step:
+            log.info("validating on %s before step %d", amount(len(self.validation_tasks), "task"), self.first_step)
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
         self.measuring = ""
         self.measured = found = Measurement.of(rollouts)

@@ -122,11 +122,11 @@ class Demonstrations:
 
 
 def guessed(found: Demonstrations) -> float:
-    """Return the share of tasks that one and the same reply answers; 0 where agents ask more than once."""
+    """Return the share of tasks that one and the same reply answers; 0 if none does, or agents ask more than once."""
     if not found.turns or len(found.turns) > found.rollouts:
         return 0.0
-    replies = Counter(turn.reply.content for turn in found.turns)
-    return max(replies.values()) / len(found.turns)
+    most = max(Counter(turn.reply.content for turn in found.turns).values())
+    return most / len(found.turns) if most > 1 else 0.0
 
 
 def choose_labels(plan: Plan, n: int | None, *, seed: int) -> Labels:

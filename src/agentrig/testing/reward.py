@@ -23,7 +23,7 @@ from agentrig.tasks import Task
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
 from agentrig.testing.samples import TriedSubject, difference
-from agentrig.text import json_text, with_kind
+from agentrig.text import amount, json_text, with_kind
 from agentrig.traces import Trace
 
 NO_CALLS = Trace(rollout_id="kit", spans=())
@@ -308,7 +308,8 @@ def check_tells_apart(subject: RewardSubject) -> None:
     Cure: Make the value depend on the answer and on the task's private part.
     """
     if len({repr(answer) for answer in subject.golds}) < 2:
-        raise CheckSkipped("all these tasks have the same right answer")
+        tried = amount(len(subject.rows), "task") + (f" of the split {name}" if (name := subject.split_name) else "")
+        raise CheckSkipped(f"it needs 2 tasks with different right answers, and the first {tried} have none")
     if not subject.tells_apart:
         values = sorted({s.value for s in subject.scores(subject.plain) if s.value is not None})
         raise CheckFailed(

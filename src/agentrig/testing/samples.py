@@ -47,6 +47,14 @@ class TriedSubject(Subject):
         given = self._own_tasks() if self.tasks is None else self.tasks
         return Subject(kind="tasks", given=given, settings=self.tasks_settings)
 
+    @property
+    def split_name(self) -> str:
+        """The split that they are from; '' for a list of tasks."""
+        if self.task_set is None:
+            return ""
+        made = self.task_set.made
+        return str(self.split or made.roles.get("validation") or made.roles.get("train") or made.splits[0])
+
     @cached_property
     def rows(self) -> list[Task]:
         """The first tasks of the split.
@@ -61,7 +69,7 @@ class TriedSubject(Subject):
             return list(self.tasks[: self.limit])
         made, who = self.task_set.made, f"task set {self.task_set}"
         check_set(made, who)
-        name = self.split or made.roles.get("validation") or made.roles.get("train") or made.splits[0]
+        name = self.split_name
         found = list(read_split(made, name, who=who)[: self.limit])
         if not found:
             cure = why_empty(made, name) or "give another: split=NAME"

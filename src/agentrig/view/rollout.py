@@ -166,6 +166,12 @@ class Readable:
         told = dict(self.reasons)
         return told.get("message") or told.get("reason", "")
 
+    def remarks(self, longest: int = LONGEST_TEXT) -> str:
+        """Return all that the reward says, each text cut: its reason, then `executes 1` or `what is wrong: …`."""
+        numbers = mapping(self.row["components"])
+        told = [(f"{key} " if key in numbers else f"{key}: ", text) for key, text in self.scored]
+        return "; ".join(key + cut(text, longest) for key, text in [("", self.reason), *told] if text)
+
     @property
     def scored(self) -> list[tuple[str, str]]:
         """What the reward says beside the reason; execution match's word for what is wrong is spelled out."""
@@ -248,8 +254,7 @@ def readable(
     row = {**dict.fromkeys(COLUMNS), **row}
     trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))
     reasons = [("message", str(row["message"]))] if row["message"] else []
-    parts = {f"part {key}": item for key, item in mapping(row["components"]).items()}
-    for key, item in {**parts, **mapping(row["details"])}.items():
+    for key, item in (*mapping(row["components"]).items(), *mapping(row["details"]).items()):
         if isinstance(item, float) and math.isfinite(item):
             reasons.append((str(key), figure(item)))
         elif item not in (None, "", {}, []):

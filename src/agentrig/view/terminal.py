@@ -122,10 +122,9 @@ def _fields(branch: Tree, fields: Iterable[tuple[str, str]], *, style: str = "")
 
 
 def _verdict(shown: Readable) -> Text:
-    told = [(key, cut(text, LONGEST_DETAIL)) for key, text in shown.reasons]
-    reasons = "; ".join(f"{key}: {text}" for key, text in told)
+    reasons = shown.remarks(LONGEST_DETAIL)
     if shown.verdict == "failed":
-        said = next((text for _, text in told), "")
+        said = next((cut(text, LONGEST_DETAIL) for _, text in shown.reasons), "")
         return Text(printable(f"failed: {shown.score}  {said}".rstrip()), style="bold red")
     text = Text(f"score {shown.score}", style="bold yellow" if shown.verdict == "wrong" else "bold green")
     text.append(f"  judged in {1000 * shown.row['reward_s']:.1f} ms", style="not bold dim")
@@ -219,7 +218,7 @@ def _side_by_side(sides: Iterable[Readable]) -> Iterator[tuple[str, list[str]]]:
     sides = list(sides)
     yield "answer", [cut(side.answer, LONGEST_ANSWER) or NOTHING for side in sides]
     yield "score", [f"{side.score} ({judged(side.row)})" for side in sides]
-    reasons = ["; ".join(f"{key}: {text}" for key, text in side.reasons) for side in sides]
+    reasons = [side.remarks() for side in sides]
     if any(reasons):
         yield "reward says", [cut(text, LONGEST_ANSWER) for text in reasons]
 

@@ -186,13 +186,39 @@ def next_step(done: Mapping[str, Any], given: str) -> str:
     )
 
 
-def why_ended(made: Any, wanted: Any) -> str:
-    """Return whether the passes or the minutes ended the training, and how many minutes all passes would take here."""
+def why_ended(made: Any, wanted: Any, until: float | None = None) -> str:
+    """Return whether `until`, the passes or the minutes ended the training, and how many minutes all passes take here.
+
+    Args:
+        until: The share of right answers that was asked for, if it was reached.
+    """
     after = f"the training ended after {made.passes:.4g} of {wanted.passes:g} passes, because"
+    if until is not None:
+        return f"{after} --until {until:g} was reached"
     if made.passes >= wanted.passes:
         return f"{after} no more were asked for (--passes)"
     all_passes = math.ceil(made.wall_s / 60 * wanted.passes / made.passes + 0.5)  # somewhat more: steps differ
     return f"{after} --minutes {wanted.minutes:g} was over; for all passes on this machine: --minutes {all_passes}"
+
+
+def no_better_than_guessing(share: float, accuracy: float, n: int) -> str:
+    """Return that a model may only guess and what to do; '' if its accuracy on n tasks is significantly more.
+
+    Args:
+        share: Of the demonstrations, those that the most frequent reply answers.
+    """
+    from agentrig.figures import wilson
+
+    if wilson(accuracy * n, n)[0] > share:
+        return ""
+    return (
+        f"warning: always giving one and the same answer would be right in about {share:.0%} of the tasks, and the "
+        f"training ended at {accuracy:.1%}: this model may only guess. Make it again with {_more_than(share)}"
+    )
+
+
+def _more_than(share: float) -> str:
+    return f"a higher --until, such as {share + (1 - share) / 4:.2g}"
 
 
 _PLANNED = ("context", "minutes", "passes", "lr", "tokens_per_batch")
@@ -265,25 +291,27 @@ def _make(
     if until is not None and share >= until:
         click.echo(
             f"warning: one and the same reply is right in {share:.0%} of the demonstrations, so a model that only "
-            f"guesses reaches --until {until:g}: ask for more than that"
+            f"guesses reaches --until {until:g}: give {_more_than(share)}"
         )
-    tried: list[float] = []
+    tried: list[tuple[float, int]] = []  # accuracy, and of how many tasks
 
-    def say(line: str, then: str = "learning the demonstrations") -> None:
+    def reached() -> bool:
+        return until is not None and bool(tried) and tried[-1][0] >= until
+
+    def say(line: str, then: str = "") -> None:
         waiting.close()
         click.echo(f"  {line}")
-        waiting.enter_context(progress(0, then))
+        last = "checking the last pass and saving the model"
+        waiting.enter_context(progress(0, then or (last if reached() else "learning the demonstrations")))
 
     def enough(done: float, measured: Callable[[], Any]) -> float:
         of = amount(len(labels.measured), "training task")
         say(f"trying the model of pass {done:.4g} on {of} …", "trying the model")
         found = measured()
+        tried.append((found.accuracy or 0.0, found.n))
         say(_measured("so far", found, where))
-        tried.append(found.accuracy or 0.0)
         assert until is not None
-        if tried[-1] >= until:
-            say(f"--until {until:g} is reached: the training ends here", "the last checks")
-        return tried[-1] / until
+        return tried[-1][0] / until
 
     start, asked = time.monotonic(), enough if until is not None else None
     with ExitStack() as waiting:  # until the next line of the training
@@ -299,9 +327,8 @@ def _make(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
         f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
     )
-    if until is None or max(tried, default=0.0) < until:  # else it was said when it was reached
-        unreached = "" if until is None else f"no try of the model reached --until {until:g}: "
-        click.echo(f"{unreached}{why_ended(made, wanted)}")
+    unreached = "" if until is None or reached() else f"no try of the model reached --until {until:g}: "
+    click.echo(f"{unreached}{why_ended(made, wanted, until if reached() else None)}")
     limit = getattr(settings, "max_tokens", None)
     if limit is not None and limit < made.longest_reply:
         click.echo(
@@ -328,6 +355,8 @@ def _make(
         judged = run.verdict(after, group, known, failure_limit=limit)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
+    if reached() and (guess := no_better_than_guessing(share, *tried[-1])):
+        click.echo(guess)
     from agentrig.run.files import write_whole
 
     write_whole(directory / WARM_UP, json.dumps(done, indent=2) + "\n")
