@@ -362,11 +362,15 @@ def chosen(*words: str, **uses: str) -> tuple[str, Any]:
     return plan.components["credit"].spec.name, plan.configs["credit"]
 
 
-def test_a_run_chooses_by_name() -> None:
+def test_a_run_chooses_by_name(caplog: pytest.LogCaptureFixture) -> None:
     assert chosen()[0] == "grpo"  # the recipe's
     assert chosen(credit="rloo")[0] == "rloo"
     assert chosen("credit.use=reinforce++")[0] == "reinforce++"
-    assert chosen(credit="rloo")[1].negative_scale == 0.5, "a key that both have stays"
+    caplog.set_level("INFO")
+    caplog.clear()
+    assert chosen(credit="rloo")[1].negative_scale == 1.0, "the recipe chose it for its own credit"
+    assert caplog.messages == ["credit rloo: left out negative_scale, set for credit grpo"]
+    assert chosen("credit.negative_scale=0.25", credit="rloo")[1].negative_scale == 0.25
     assert chosen(credit="turn", algorithm="grpo")[0] == "turn"
     assert chosen(algorithm="verl")[0] == "grpo", "the default of verl, not the recipe's keys"
     assert chosen(algorithm="verl")[1].negative_scale == 1.0

@@ -628,7 +628,8 @@ def resolve(
         source: A recipe's name or a run file's path (`.toml`); None for the recipe `mini`.
         overrides: `section.key=value`, applied last.
         uses: Kind to component name, as in `--reward NAME`. If you choose another component than the
-            recipe, the recipe's keys of that section hold as far as both have them from one settings class.
+            recipe, the recipe's keys of that section hold as far as both have them from one settings class; a
+            credit's never.
         observers: Observers to use, in addition to those of the recipe or run file.
         trackers: Trackers to use, in addition to those of the recipe or run file.
         files: Plugin files, in addition to those of the run file.

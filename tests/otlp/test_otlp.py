@@ -80,7 +80,7 @@ def test_a_collector_gets_the_spans_of_the_run(model: ModelServer, tmp_path: Pat
 
     with receiving() as again:
         said = invoke("export-traces", str(run), "--otlp", again.url)
-    assert said.startswith(f"{len(rollouts)} rollouts, {len(wanted)} spans -> http://")
+    assert said.startswith(f"sent the traces of {len(rollouts)} rollouts, {len(wanted)} spans, to http://")
     assert again.spans == live.spans
     invoke("export-traces", str(run), "--file", str(tmp_path / "traces.jsonl"))
     read: dict[str, Any] = {}

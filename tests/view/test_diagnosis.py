@@ -449,8 +449,9 @@ class Recorded:
 
 ALIKE = "for 4 steps, the rollouts of each task got the same reward, so every advantage is zero."
 ZERO = "all rollouts got the reward 0, so every advantage is zero."
-DESTROYED = "an update destroyed the policy: the mean reward fell from 0.75 (step 1) to"
-TENTH = "a tenth of the learning rate (3e-05 instead of 0.0003), or warm it up"
+DESTROYED = "the first updates destroyed the policy: the mean reward fell from 0.75 (step 1) to"
+CAUSE = "The learning rate of 0.0003 is the likely cause. Use a"
+TENTH = f"{CAUSE} tenth of it: agentrig train "
 HALF = [4, 3, 4, 4, 3, 4, 3, 3]
 MIXED = [[8] * 3 + [0] * 4 + [4] * 2, [8] * 3 + [0] * 5 + [3]]
 """In 7 and in 8 of 9 groups all rollouts got the same reward."""
@@ -509,14 +510,15 @@ RECORDED: Mapping[str, Recorded] = {
     "an update destroys the policy before all tasks were tried": Recorded(
         right=[[6] * 8 + [0] * 8, *[[0] * 16] * 4],
         causes=["learning-rate-too-large", "entropy-collapse"],
-        said=["Use a hundredth of the learning rate (3e-06 instead of 0.0003) or the recipe's own, or warm it up"],
+        said=[f"{CAUSE} hundredth of it: agentrig train ", "config.toml algorithm.lr=3e-06"],
         unsaid=["right in no rollout"],
     ),
     "the learning rate destroys the policy step by step": Recorded(
         right=[HALF, HALF, *[[1, 0, 0, 1, 0, 1, 0, 0]] * 5, *[[8, 0, 0, 8, 0, 0, 0, 0]] * 4],
         stop=ALIKE,
         causes=["learning-rate-too-large", "entropy-collapse"],
-        said=["the mean reward fell from 0.438 (steps 1 to 2) to 0.25 (steps 8 to 11)", TENTH, f"in step 11: {ALIKE}",
+        said=["right after the first updates, the mean reward fell from 0.438 (steps 1 to 2) to 0.25 (steps 8 to 11)",
+              TENTH, f"in step 11: {ALIKE}",
               "seen in 9 of 11 steps, first seen in step 3", "did the agent or the reward break in between?",
               "This follows from learning-rate-too-large"],
         unsaid=["temperature"],
@@ -553,6 +555,12 @@ RECORDED: Mapping[str, Recorded] = {
         said=["More steps would hardly help: training got worse: the mean reward fell from 0.367 in the first 2 steps",
               "try a lower algorithm.lr"],
         unsaid=["rain for more steps"],
+    ),
+    "the entropy falls while groups still teach": Recorded(
+        right=[HALF] * 12,
+        entropy=[0.6, 0.5, 0.5, 0.4, 0.3, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1],
+        said=["rain for more steps", "the entropy fell from"],
+        unsaid=["hardly", "algorithm.lr"],
     ),
     "more steps may help": Recorded(right=[HALF] * 12, said=["rain for more steps"], unsaid=["hardly"]),
     "most groups are alike from step 3 on": Recorded(
@@ -599,6 +607,16 @@ def test_why_and_the_end_of_train_name_the_same_cause_of(tmp_path: Path, name: s
         assert shown.splitlines()[0] == case.message.splitlines()[0]
         assert f"agentrig why {run}" in shown
         assert shown.count("for example") == 1
+
+
+def test_a_falling_reward_is_no_reason_to_lower_the_rate_of_a_policy_that_stayed_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RECORDED["the reward falls a little"].write(tmp_path / "run")
+    monkeypatch.setattr(Evidence, "changed", property(lambda self: (0, 0, 0, 200)))
+    found = diagnose(run)
+    assert [f.cause for f in found.problems] == ["learning-rate-too-small"]
+    assert "try a lower" not in words(found)
 
 
 def console_text(*parts: Any) -> str:

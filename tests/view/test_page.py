@@ -143,7 +143,9 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 def test_every_part_of_the_page_is_there_and_what_few_need_is_folded(finished: Path, page: Page):
     folded = re.findall(r'<details[^>]* id="([^"]*)"[^>]*>', (finished / "report.html").read_text("utf-8"))
     assert {"more-curves", "more-tables", "about", "config", "manifest"} <= set(folded)
-    expected = "What held learning back, Curves Checks Results Held-out accuracy by half, Held-out accuracy by calls, "
+    expected = (
+        "What held learning back, Curves Checks Results Held-out accuracy by half, Held-out accuracy by trained calls, "
+    )
     expected += "Held-out rollouts by turn, Wrong answers, Failures, Parts of the reward, Second rewards, "
     expected += "Agent names, Algorithm, Where the rewards differ, Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)
@@ -153,6 +155,7 @@ def test_every_part_of_the_page_is_there_and_what_few_need_is_folded(finished: P
     assert ["llm-error", "0", "3", "0", "the model <server> did not answer"] in page.rows
     (second,) = (row for row in page.rows if row[0] == "spider-exec-strict")
     assert second[-2:] == ["20 of 317", "93.8%"]
+    assert "Of the scored training rollouts, n = 317." in page.text
     assert ["columns", "0.5", "0.5", "0.5"] in page.rows
     assert page.text.count("step 20: trained reward") == 1
     assert "spider-exec-strict 0.5 (reads no table)" in page.text
@@ -195,8 +198,10 @@ def test_a_class_with_other_tasks_after_training_has_a_number_of_them_for_both(t
     turns = (1, 1, 1, 1, 1, 2, 2, 2)
     after = [rollout_of(i, right=i < 4, mode="report", step=2, turns=n) for i, n in enumerate(turns)]
     RunDirectory(directory).write_rollouts(after, mode="report", step=2)
-    (calls,) = (table for table in view(read_run(directory))["slices"] if table.title == "Held-out accuracy by calls")
-    assert [head for head, _ in calls.heads] == ["Calls", "Before", "After"]
+    (calls,) = (
+        table for table in view(read_run(directory))["slices"] if table.title == "Held-out accuracy by trained calls"
+    )
+    assert [head for head, _ in calls.heads] == ["Trained calls", "Before", "After"]
     assert [row[-1] for row in calls.rows] == ["80.0% of 5", "0.0% of 3"]
     assert [row[1].split(" of ")[1] for row in calls.rows] == ["4", "4"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from agentrig.settings import check_any, structure
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Component, Registry
+
+log = logging.getLogger(__name__)
 
 MATCHING = "agent-match"
 """The adapter of a run that names none; it then trains every call of the agent."""
@@ -82,6 +85,8 @@ def merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
         known = registry.components(section)
         if None in (old, new) or old == new or any(all(map(c.answers_to, names)) for c in known):
             return None
+        if section == "credit":
+            return {}  # what was chosen for one formula says nothing of another
         if section == "runners":
             return attrs.fields_dict(RunnerSettings)  # the keys of all runners
         try:
@@ -98,6 +103,7 @@ def merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
         into["server"], into["credit"] = {}, {}  # the former algorithm's
     elif shared.get("algorithm") is not None and not _takes_credit(more["algorithm"]["use"], registry):
         into["credit"] = {}
+    former = into["credit"]
     for section, keys in more.items():
         check_section(section)
         if section in observing.SECTIONS:
@@ -108,6 +114,10 @@ def merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    if lost := former.keys() - into["credit"]:
+        log.info(
+            "credit %s: left out %s, set for credit %s", into["credit"]["use"], ", ".join(sorted(lost)), former["use"]
+        )
 
 
 def _takes_credit(name: Any, registry: Registry) -> bool:

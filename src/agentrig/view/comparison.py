@@ -644,7 +644,7 @@ def _settings(differs: Mapping[str, Any]) -> list[str]:
         text = value if value and isinstance(value, str) else figures.setting_text(key, value)
         told.append(f"{name} {cut(text, LONGEST_SETTING)}")
     more = len(differs) - SETTINGS
-    told += [f"and {amount(more, 'other setting')}"] if more > 0 else []
+    told += [f"and {amount(more, 'other setting')} (compare --json has all)"] if more > 0 else []
     return [", ".join(told)] if told else []
 
 

@@ -25,7 +25,7 @@ PART_NAMES = {
     "rollout": "rollouts",
     "reward": "scoring",
     "push": "sending weights",
-    "delivery": "checking that they arrived",
+    "delivery": "checking that weights arrived",
     "audit": "auditing the step before",
 }
 """What parts of a step's time are called on the screen; others have their own names."""

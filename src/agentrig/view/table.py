@@ -59,7 +59,7 @@ NOTE = (
 )
 
 OF_CLASSES = (
-    " By class: the percentage of correct answers of its tasks; by calls, a task may be in another class after "
+    " By class: the percentage of correct answers of its tasks; by trained calls, a task may be in another class after "
     "training. By turn: the share of the rollouts."
 )
 
@@ -201,7 +201,7 @@ def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, l
         sizes = {part: max(of[part]["n"] for of in classes if part in of) for of in classes for part in of}
         kept = tables.largest(sizes, most)
         more = f", the {most} largest of {len(sizes)}" if len(kept) < len(sizes) else ""
-        yield f"By {name}{more}", [""] * len(rows)
+        yield f"By {tables.slice_name(name)}{more}", [""] * len(rows)
         for part in kept:
             yield (
                 f"  {part}",

@@ -128,15 +128,22 @@ def slices(found: Mapping[str, Any]) -> list[Table]:
     for name, parts in found["slices"].items():
         kept = largest({part: of["n"] for part, of in parts.items()}, CLASSES)
         note = f"The {len(kept)} classes with most tasks, of {len(parts)}." if len(kept) < len(parts) else ""
-        heads = {name.capitalize(): "name", **ends}
+        heads = {slice_name(name).capitalize(): "name", **ends}
         rows = [[part, *(_share_of(parts[part], end) for end in measured)] for part in kept]
-        every.append(Table(title=f"Held-out accuracy by {name}", heads=heads, rows=rows, note=note, narrow=True))
+        every.append(
+            Table(title=f"Held-out accuracy by {slice_name(name)}", heads=heads, rows=rows, note=note, narrow=True)
+        )
     judged = {end: sum(of.values()) for end, of in by_turn.items()}
     turns = sorted(_shares(by_turn, judged), key=lambda row: turn_order(row[0]))
     every.append(Table(title="Held-out rollouts by turn", heads={"Rollouts": "name", **ends}, rows=turns, narrow=True))
     why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(wrong, found["scored"])]
     note = "Shares are of all answers that were scored."
     return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, note=note, narrow=True)]
+
+
+def slice_name(name: str) -> str:
+    """Return a slice's name for people: the slice `calls` counts the trained ones only."""
+    return "trained calls" if name == "calls" else name
 
 
 def _share_of(part: Mapping[str, Any], end: str) -> str:
@@ -259,7 +266,9 @@ def _parts(run: RunData) -> Table:
             few = max(1, min(figures.SMOOTHING, len(values) // 2))
             rows.append([str(name), *(figure(mean(some)) for some in (values[:few], values[-few:], values))])
     heads = {"Part": "", "First steps": "n", "Last steps": "n", "Mean": "n"}
-    return Table(title="Parts of the reward", heads=heads, rows=rows)
+    n = sum(figures.series(run, "rollouts")[1]) - sum(figures.totals(run, "failures").values())
+    note = f"Of the scored training rollouts, n = {count(int(n))}."
+    return Table(title="Parts of the reward", heads=heads, rows=rows, note=note)
 
 
 def _second(run: RunData) -> Table:

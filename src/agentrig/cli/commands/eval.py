@@ -141,8 +141,10 @@ class _Predictions:
 
 
 def _show(found: Evaluation) -> None:
+    from agentrig.view.tables import slice_name
+
     for name, parts in found.slices.items():
-        click.echo(one_line(name))
+        click.echo(one_line(slice_name(name)))
         for part, (right, n) in parts.items():
             click.echo(f"  {one_line(part):<38} {right:>4} of {n:<4} {right / n:7.1%}")
     if found.by_turn:

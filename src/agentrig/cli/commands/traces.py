@@ -148,7 +148,8 @@ def export_traces(run: Path, url: str | None, file: Path | None, content: bool) 
                 except ExportError as error:
                     raise AgentrigError(f"{error} {rollouts} rollouts were sent before") from None
             rollouts, spans = rollouts + len(batch), spans + len(found)
-    click.echo(f"{amount(rollouts, 'rollout')}, {amount(spans, 'span')} -> {url or file}")
+    done = "sent" if file is None else "wrote"
+    click.echo(f"{done} the traces of {amount(rollouts, 'rollout')}, {amount(spans, 'span')}, to {url or file}")
 
 
 @click.command("import-traces")

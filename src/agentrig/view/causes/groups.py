@@ -247,6 +247,16 @@ def _warm_up(evidence: Evidence) -> str:
     return f"\nMake one from right answers (docs/how-to/laptop.md): {warm_up_command(evidence, labels, out)}"
 
 
+def train_again(evidence: Evidence, *settings: str) -> str:
+    """Return the command that starts a run anew with other settings; '' for the run of a script."""
+    directory = evidence.run.directory
+    if script_of(directory):
+        return ""
+    name = str(evidence.value("run.name") or "")
+    renamed = [f"run.name={free_name(directory.with_name(name)).name}"] if name else []
+    return shlex.join(["agentrig", "train", str(directory / "config.toml"), *settings, *renamed])
+
+
 def warm_up_command(evidence: Evidence, labels: int, out: Path, *options: str) -> str:
     """Return the command that makes a starting model with so many labels, in a folder of its own."""
     config = evidence.run.directory / "config.toml"

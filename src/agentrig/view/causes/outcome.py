@@ -19,7 +19,14 @@ from agentrig.traces import items
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence, changed, measured_of, total
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
-from agentrig.view.causes.groups import better_start, fading, free_name, most_labels, warm_up_command
+from agentrig.view.causes.groups import (
+    ZERO_VARIANCE_LIMIT,
+    better_start,
+    fading,
+    free_name,
+    most_labels,
+    warm_up_command,
+)
 from agentrig.view.causes.policy import collapsed
 from agentrig.view.causes.trend import (
     LIKELY,
@@ -347,9 +354,10 @@ def no_more(evidence: Evidence) -> str:
     signs = [found.text for found in fading(evidence) if found.level == "warn"]
     start = better_start(evidence, steps[-width:])
     rises = difference(rewards_of(steps[-2 * width : -width]), rewards_of(steps[-width:])) > LIKELY
-    if not signs or (rises and not start):
+    same, right, wrong, groups = (total(steps[-width:], key) for key in ("same", "same_right", "same_wrong", "groups"))
+    # the entropy falls in runs that learn, too: groups with unlike rewards still teach
+    if not signs or same <= ZERO_VARIANCE_LIMIT * groups or (rises and not start):
         return ""
-    same, right, wrong = (total(steps[-width:], key) for key in ("same", "same_right", "same_wrong"))
     cure = (
         "Train again with a lower learning rate (algorithm.lr), a higher temperature (algorithm.temperature) or more "
         "rollouts of a task."

@@ -11,7 +11,7 @@ from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.groups import ZERO_VARIANCE_LIMIT, constant, entropies, zero_variance
+from agentrig.view.causes.groups import ZERO_VARIANCE_LIMIT, constant, entropies, train_again, zero_variance
 from agentrig.view.causes.trend import (
     LIKELY,
     SURE,
@@ -60,12 +60,18 @@ TRUNCATED = 0.1
 """If more of the stale tokens have a truncated importance weight, the rollouts are too old."""
 
 
+def _same_answers(evidence: Evidence) -> bool:
+    """Whether surely almost all greedy answers are the same before and after training."""
+    _, _, other, n = evidence.changed
+    return at_most(other, n) <= MOVED
+
+
 def barely_moved(evidence: Evidence) -> Iterator[Finding]:
     """Greedy answers that are the same before and after training."""
     _, _, other, n = evidence.changed
     run = evidence.run
     trained = [s for s, v in zip(*figures.series(run, "algorithm", "weight_change"), strict=True) if v > 0]
-    if len(trained) < FEW_STEPS or not n or at_most(other, n) > MOVED or gained(evidence):
+    if len(trained) < FEW_STEPS or not _same_answers(evidence) or gained(evidence):
         return
     lr, warmup = number(evidence.value("algorithm.lr")), number(evidence.value("algorithm.warmup_steps")) or 0
     _, used = figures.series(run, "algorithm", "lr")
@@ -158,32 +164,36 @@ def _far_below(
     """Say how far the reward fell, from which steps to which, and whether the policy was destroyed by it."""
     ends = [named([facts.step for facts in part]) for part in (best, late)]
     text = f"the mean reward fell from {high:.3g} ({ends[0]}) to {low:.3g} ({ends[1]})"
-    alike = total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups")
-    at_once = alike and late[0].step - best[-1].step <= AT_ONCE
-    if at_once:
-        shares = [f"{total(part, 'same')} of {amount(total(part, 'groups'), 'group')}" for part in (best, late)]
-        text = (
-            f"an update destroyed the policy: {text}; all rollouts got the same reward in {shares[0]} before, and in "
-            f"{shares[1]} since then"
-        )
 
     def low_in(facts: StepFacts) -> bool:
         return facts.reward <= FALLEN * high * facts.scored
 
     fallen = lasting(evidence.steps, low_in) or late
+    early = fallen[0].step - evidence.steps[0].step <= AT_ONCE
+    alike = total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups")
+    at_once = alike and late[0].step - best[-1].step <= AT_ONCE
+    if at_once:
+        shares = [f"{total(part, 'same')} of {amount(total(part, 'groups'), 'group')}" for part in (best, late)]
+        text = (
+            f"{'the first updates' if early else 'an update'} destroyed the policy: {text}; all rollouts got the same "
+            f"reward in {shares[0]} before, and in {shares[1]} since then"
+        )
+    elif early:
+        text = f"right after the first updates, {text}"
     broken = " If it is not to blame: did the agent or the reward break in between?" if evidence.silent else ""
-    lr = number(evidence.value("algorithm.lr"))
     less, part = (100, "hundredth") if at_once and low < NOTHING_LEFT * high else (10, "tenth")
-    own = " or the recipe's own" if less == 100 else ""
-    rate = f" ({lr / less:.3g} instead of {lr:.3g})" if lr else ""
+    keys = evidence.setting(*LR)
+    lr = number(evidence.value(keys[0]))
+    rate = f" of {lr:.3g}" if lr else ""
+    again = train_again(evidence, f"{keys[0]}={lr / less:.3g}") if lr else ""
     return problem(
         "learning-rate-too-large",
         f"{text}{_signs(evidence)}",
         seen=(sum(map(low_in, fallen)), len(evidence.steps), "steps"),
         since=fallen[0].step,
-        settings=(*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final"),
-        advice=f'Use a {part} of the learning rate{rate}{own}, or warm it up (warmup_steps); algorithm.final = "best" '
-        f"keeps the best weights.{broken}",
+        settings=(*keys, "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final"),
+        advice=f"The learning rate{rate} is the likely cause. Use a {part} of it{again and ': '}{again or '.'}\n"
+        f'Or warm it up (warmup_steps); algorithm.final = "best" keeps the best weights.{broken}',
         lost=min(1.0, 1 - low / high) if high > 0 else 1.0,
         explains=(
             "entropy-collapse",
@@ -202,8 +212,8 @@ def _far_below(
 
 
 def _fell(evidence: Evidence) -> Iterator[Finding]:
-    """A reward that falls surely, but not far."""
-    if reward_trend(evidence) > -LIKELY:
+    """A reward that falls surely, but not far; where the answers stayed the same, it is the tasks that differ."""
+    if reward_trend(evidence) > -LIKELY or _same_answers(evidence):
         return
     width = quarter(evidence.steps)
     first, last = evidence.steps[:width], evidence.steps[-width:]
