@@ -308,15 +308,15 @@ def test_the_keyboard_reaches_every_control_of_every_view_and_shows_where_it_is(
     assert wrong == []
 
 
-def test_a_report_fits_and_can_be_read(browser: Any, all_runs: Path, tmp_path: Path) -> None:
-    for names in (["mini"], ["mini", "seed-0", LONG_NAME]):
-        path = build_report([all_runs / name for name in names], tmp_path / f"{len(names)}.html")
-        for width, scheme in itertools.product((390, 1024, 1440), ("light", "dark")):
-            page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
-            page.goto(path.as_uri())
-            picture(page, f"report-{len(names)}-{width}-{scheme}")
-            assert faults(page) == [], (names, width, scheme)
-            page.context.close()
+@pytest.mark.parametrize("names", [["mini"], ["mini", "seed-0", LONG_NAME]], ids=len)
+def test_a_report_fits_and_can_be_read(browser: Any, all_runs: Path, tmp_path: Path, names: list[str]) -> None:
+    path = build_report([all_runs / name for name in names], tmp_path / "report.html")
+    for width, scheme in itertools.product((390, 1024, 1440), ("light", "dark")):
+        page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        page.goto(path.as_uri())
+        picture(page, f"report-{len(names)}-{width}-{scheme}")
+        assert faults(page) == [], (width, scheme)
+        page.context.close()
 
 
 def test_a_verdict_that_names_a_long_folder_fits(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
