@@ -65,6 +65,12 @@ def test_the_first_screen_has_what_a_newcomer_looks_for(page: str) -> None:
     assert not re.search(r"make test|src/|tests/|triplet|adapter", screen)
 
 
+@pytest.mark.parametrize(("page", "terms"), [("README.md", ["adapter"]), ("docs/index.md", ["adapter", "triplet"])])
+def test_a_term_is_explained_where_it_is_first_used(page: str, terms: list[str]) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert [term for term in terms if not text[: text.index(term)].endswith("**")] == []
+
+
 def test_ci_runs_lint_and_the_readmes_test_command() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     made = {word for line in lines if line.startswith("make ") for word in re.findall(r"(?<= )[a-z]+(?= |$)", line)}

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from distributions import install_copy
+
+from agentrig.cli.entry import main
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -59,3 +62,9 @@ def test_the_readmes_agent_with_its_own_tasks_is_green(tmp_path: Path) -> None:
     assert sorted({report["kind"] for report in found["reports"]}) == ["agent", "play", "recipe", "reward"]
     (trial,) = found["trials"]
     assert trial["reward_mean"] == {"gold": 1.0, "nonsense": 0.0}
+    # The agent alone, with other tasks and their reward, is the first example of the command's help.
+    agent = block.partition("@hookimpl\ndef register_rewards")[0]
+    (tmp_path / "my_agent.py").write_text(agent.replace("['text']", "['question']"))
+    words = re.findall(r"^  agentrig validate (.*)", CliRunner().invoke(main, ["validate", "--help"]).stdout, re.M)[0]
+    (trial,) = validate(*words.split(), "--limit", "2", folder=tmp_path)["trials"]
+    assert (trial["reward"], trial["reward_mean"]) == ("spider-exec", {"gold": 1.0, "nonsense": 0.0})

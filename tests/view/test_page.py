@@ -137,7 +137,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
     assert row["trained"] == "rewrite_query, write_query"
     assert row["accuracy"] == f"{before} → {after}"
     assert (row["gpus"], row["steps"]) == ("0 (cpu)", "20")
-    assert (cells["  rollouts"].split()[1], cells["  update"].split()[1]) == ("(58.3%)", "(35.7%)")
+    assert (cells["  rollouts"].split()[2], cells["  update"].split()[2]) == ("(58.3%)", "(35.7%)")
 
 
 def test_every_part_of_the_page_is_there_and_what_few_need_is_folded(finished: Path, page: Page):
@@ -352,7 +352,7 @@ def test_the_results_are_plain_json_and_a_table_that_fits(tmp_path: Path, finish
     text = text_of(results(rows), width=80)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert re.search(r"^Response tokens +\d+\.\d → \d+\.\d", text, re.MULTILINE)
+    assert re.search(r"^Response tokens a call +\d+\.\d → \d+\.\d", text, re.MULTILINE)
     assert re.search(r"^Status +finished +crashed$", text, re.MULTILINE)
     part = rows[0]["slices"]["half"]["first"]
     assert part["n"] == 20

@@ -54,6 +54,8 @@ def test_the_first_step_has_its_number_and_a_dot_is_not_hidden_by_a_diamond(tmp_
     assert "0" in [text.text for text in drawing.iter("text") if text.get("text-anchor") == "start"]
     marks = [tag.tag.rpartition("}")[2] for tag in drawing.iter() if tag.get("class", "").startswith("dot")]
     assert marks.index("path") < marks.index("circle")
+    numbers = [text.text for text in parsed(drawn["failed rollouts"]).iter("text") if text.get("text-anchor") == "end"]
+    assert numbers == ["0", "1", "step"], "there is no half of a rollout"
     labels = [line["label"] for line in json.loads(points_of(drawn["accuracy"]))["lines"]]
     assert labels[:2] == ["training, each step", "mean of up to 2 steps"]
 

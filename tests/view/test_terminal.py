@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,9 @@ def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
     before, after = accuracy["before"], accuracy["after"]
     points = f"{round(100 * after, 1) - round(100 * before, 1):+.1f}"  # of the figures that are beside it
     assert lines[1].split() == ["accuracy", f"{100 * before:.1f}%", f"{100 * after:.1f}%", points, "points"]
+    assert lines[2].split()[:2] == ["95%", "interval"]
+    (tested,) = [line for line in lines if line.startswith("Of 40 held-out tasks")]
+    assert re.search(r"\(sign test p .*: (significant|may be chance)\)", tested)
     (task,) = (i for i, line in enumerate(lines) if line.startswith("wrong before, right after: "))
     wrong, right = next((gold.split(" WHERE")[0], gold) for _, asked, gold in QUESTIONS if lines[task].endswith(asked))
     assert lines[task + 1].split() == ["before", "after"]

@@ -28,7 +28,7 @@ METRICS: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("response tokens", ("response_tokens",), "Mean of a trained call."),
     ("prompt tokens", ("prompt_tokens",), "Mean of a trained call."),
     (
-        "transitions a rollout",
+        "trained calls a rollout",
         ("transitions_per_rollout",),
         "Calls that the adapter keeps for training, of each rollout.",
     ),

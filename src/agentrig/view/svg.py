@@ -73,7 +73,8 @@ def _framed(plot: Plot) -> tuple[list[Line], Frame]:
     values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
     first, last = plot.window or (min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines))
     low = min(0.0, *values) if plot.from_zero and plot.window is None else min(values)
-    frame = Frame.around(first, last, low, max(values), plot.axis)
+    least = 1.0 if all(float(value).is_integer() for value in values) else 0.0  # there is no half of a rollout
+    frame = Frame.around(first, last, low, max(values), plot.axis, least)
     return lines, attrs.evolve(frame, right=TAG_WIDTH) if plot.tagged else frame
 
 
@@ -151,23 +152,25 @@ def _thinned(line: Line) -> Line:
 
 @attrs.frozen
 class Frame:
-    """The ranges of both axes, and where a value is in the drawing."""
+    """The ranges of both axes, and where a value is in the drawing; `step` is between two numbers of the y axis."""
 
     x0: float
     x1: float
     y0: float
     y1: float
+    step: float
     axis: str = "step"
     right: float = RIGHT
 
     @classmethod
-    def around(cls, x0: float, x1: float, low: float, high: float, axis: str = "step") -> Frame:
-        """Return a frame around these values, with round numbers at both ends of the y axis."""
+    def around(cls, x0: float, x1: float, low: float, high: float, axis: str = "step", least: float = 0.0) -> Frame:
+        """Return a frame around these values, with round numbers at both ends of the y axis, `least` apart."""
         span = high - low or abs(high) or 1.0
-        step = _round(span / 4)
+        step = max(least, _round(span / 4))
         bottom = math.floor(low / step + 1e-9) * step
         top = math.ceil(high / step - 1e-9) * step
-        return cls(x0, x1 if x1 > x0 else x0 + 1, bottom, top if top > bottom else bottom + step, axis)
+        top = top if top > bottom else bottom + step
+        return cls(x0, x1 if x1 > x0 else x0 + 1, bottom, top, max(least, _round((top - bottom) / 4)), axis)
 
     def x(self, value: float) -> float:
         """Return where a step, a time or a number of tokens is."""
@@ -179,7 +182,7 @@ class Frame:
 
     def axes(self, unit: str) -> Iterator[str]:
         """Yield grid lines and the numbers beside them."""
-        for value in _ticks(self.y0, self.y1, _round((self.y1 - self.y0) / 4)):
+        for value in _ticks(self.y0, self.y1, self.step):
             y = self.y(value)
             yield f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - self.right:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
             text = f"{value:.4g}{escape(unit)}"

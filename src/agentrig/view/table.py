@@ -27,11 +27,11 @@ def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
 def _part(seconds: Mapping[str, float], part: str) -> str:
     """Return the seconds of a part of a step, and its share of them."""
     whole = sum(seconds.values())
-    return f"{plain(seconds[part], 2)} ({percent(seconds[part] / whole)}%)" if part in seconds and whole else NOTHING
+    return f"{plain(seconds[part], 2)} s ({percent(seconds[part] / whole)}%)" if part in seconds and whole else NOTHING
 
 
 CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "accuracy": ("Accuracy before → after", lambda found: f"{percent(found['before'])} → {percent(found['after'])}"),
+    "accuracy": ("Accuracy before → after, %", lambda found: f"{percent(found['before'])} → {percent(found['after'])}"),
     "reward": ("Mean reward before → after", lambda found: f"{plain(found['before'], 3)} → {plain(found['after'], 3)}"),
     "model": ("Model", lambda name: name or NOTHING),
     "context": ("Schema, characters", _shown),
@@ -42,20 +42,20 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
             ", ".join(names).replace("(no node)", "all calls" if len(names) == 1 else "others") if names else NOTHING
         ),
     ),
-    "transitions_per_rollout": ("Transitions a rollout", lambda found: _arrow(found, 2)),
-    "prompt_tokens": ("Prompt tokens", lambda found: _arrow(found, 1)),
-    "response_tokens": ("Response tokens", lambda found: _arrow(found, 1)),
+    "transitions_per_rollout": ("Trained calls a rollout", lambda found: _arrow(found, 2)),
+    "prompt_tokens": ("Prompt tokens a call", lambda found: _arrow(found, 1)),
+    "response_tokens": ("Response tokens a call", lambda found: _arrow(found, 1)),
     "gpus": ("GPUs", lambda n: "0 (cpu)" if n == 0 else _shown(n)),
     "steps": ("Steps", _shown),
     "hours": ("Hours", lambda hours: plain(hours, 2)),
-    "s_per_step": ("s/step", lambda seconds: plain(seconds, 1)),
+    "s_per_step": ("Seconds a step", lambda seconds: plain(seconds, 1)),
 }
 """Key of `row_of` to its heading, and how its values are written; in the order of the table."""
 
 NOTE = (
     "Accuracy is the percentage of correct answers among the held-out tasks that were scored; the mean reward is over "
-    "the same tasks. Transitions are trained calls. Arrows go from the mean of a run's first steps to the mean of its "
-    "last steps; prompt and response tokens are those of trained calls."
+    "the same tasks. Arrows go from the mean of a run's first steps to the mean of its last steps; prompt and response "
+    "tokens are those of trained calls."
 )
 
 OF_CLASSES = (
@@ -175,7 +175,7 @@ def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> ta
         lines.append([heading, *(text(row[key]) for row in rows)])
         if key == "accuracy":
             lines.append(["  95% intervals", *(" → ".join(interval(row[key][end]) for end in ends) for row in rows)])
-            lines.append(["  n", *(str(row[key]["n"] or NOTHING) for row in rows)])
+            lines.append(["  held-out tasks", *(str(row[key]["n"] or NOTHING) for row in rows)])
             lines += ([heading, *cells] for heading, cells in classes)
         if key == "s_per_step":
             names = figures.in_order({part for row in rows for part in row["time_s"]})
