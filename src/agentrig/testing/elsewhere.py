@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import cloudpickle
+import psutil
 
 from agentrig.errors import AgentrigError, place_of
 from agentrig.processes.families import MARK, end_families
@@ -88,6 +90,19 @@ def elsewhere(
         raise value
     result: R = value
     return result
+
+
+def left(find: Callable[[], Sequence[R]], within_s: float) -> Sequence[R]:
+    """Wait until `find()` is empty; return what it still finds at the end."""
+    end = time.monotonic() + within_s
+    while (found := find()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return those that still run."""
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def packed(value: Any) -> bytes:

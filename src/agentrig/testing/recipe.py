@@ -9,8 +9,8 @@ import attrs
 from agentrig.errors import ConfigError
 from agentrig.hardware import HardwareError
 from agentrig.plan import Plan, resolve, to_toml
-from agentrig.testing.kit import CheckFailed, CheckSkipped, basic
-from agentrig.testing.subject import Subject
+from agentrig.testing.kit import basic
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 
 BUILT = ("reward", "adapter")
 """Components that a run builds in its own process before it starts anything."""

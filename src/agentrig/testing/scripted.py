@@ -185,14 +185,6 @@ class ScriptedServer(LocalServer):
             self.requests.append(request)
             return len(self.requests) - 1
 
-    def reply(self, body: Mapping[str, Any], number: int) -> Reply:
-        """Return the answer to a request, the `number`-th (from 0)."""
-        script = self.script
-        if isinstance(script, Sequence) and not isinstance(script, str):
-            script = script[min(number, len(script) - 1)]
-        answer = script(body) if callable(script) else script
-        return Reply(text=answer) if isinstance(answer, str) else answer
-
     def prompt_ids(self, body: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a request's prompt; a subclass may have other tokens."""
         return prompt_ids(body)
@@ -200,6 +192,14 @@ class ScriptedServer(LocalServer):
     def logprob(self, token: int, position: int) -> float:
         """Return the log-probability of a sampled token; a subclass may have other ones."""
         return logprob(token, position)
+
+
+def reply_to(body: Mapping[str, Any], script: Script | str | Reply | Sequence[str | Reply], number: int = 0) -> Reply:
+    """Return what a script answers to a request, the `number`-th (from 0)."""
+    if isinstance(script, Sequence) and not isinstance(script, str):
+        script = script[min(number, len(script) - 1)]
+    answer = script(body) if callable(script) else script
+    return Reply(text=answer) if isinstance(answer, str) else answer
 
 
 def prompt_ids(body: Mapping[str, Any]) -> list[int]:
@@ -240,7 +240,7 @@ class _Handler(QuietHandler):
         body = json.loads(raw)
         headers = {name.lower(): value for name, value in self.headers.items()}
         number = self.server.got(Request(self.path, headers, body))
-        reply = self.server.reply(body, number)
+        reply = reply_to(body, self.server.script, number)
         if reply.delay_s:
             time.sleep(reply.delay_s)
         if reply.status >= 400:

@@ -14,9 +14,8 @@ import attrs
 from agentrig.run.splits import read_split
 from agentrig.tasks import ROLES, Task, Tasks, check_set, fingerprint, overlap
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, basic
-from agentrig.testing.samples import difference, texts_of
-from agentrig.testing.subject import Subject
+from agentrig.testing.kit import basic
+from agentrig.testing.subject import CheckFailed, Subject, difference, texts_of
 from agentrig.text import cut
 
 LONG = 20

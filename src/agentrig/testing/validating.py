@@ -15,11 +15,10 @@ from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
-from agentrig.testing.kit import CHECKED, TRIAL, CheckFailed, Report, check, declared
+from agentrig.testing.kit import CHECKED, TRIAL, Report, check, declared
 from agentrig.testing.play import PlaySubject
 from agentrig.testing.reward import RewardSubject
-from agentrig.testing.samples import TriedSubject
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, Subject, TriedSubject
 from agentrig.text import account_of
 
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
