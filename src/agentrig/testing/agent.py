@@ -55,9 +55,6 @@ OWN_ENDS = ("an empty reply", "a call of a tool that nobody offered")
 FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
 """How a model may write a right answer; the agent reads one of these."""
 
-SHORT = 4
-"""Shorter private texts are not searched for in calls and answers: they would occur by chance."""
-
 
 @attrs.frozen
 class Play:
@@ -364,7 +361,7 @@ def check_private(subject: AgentSubject) -> None:
         others = [text for task_id, text in said.items() if task_id != play.task.id]
         for text in texts_of(dict(play.task.private)):
             known = text in given or any(text in other for other in others)
-            if len(text) >= SHORT and text in said[play.task.id] and not known:
+            if len(text) >= 4 and text in said[play.task.id] and not known:  # a shorter one may be there by chance
                 raise CheckFailed(
                     f"task {play.task.id}: {text!r:.60} of its private part is in a call or in the answer"
                 )

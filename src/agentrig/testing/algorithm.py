@@ -27,9 +27,6 @@ from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 from agentrig.testing.tiny_model import make_tiny_model
 from agentrig.text import account_of
 
-CLOSE = 0.2
-"""How far a stated weight change may be from the checkpoints' own difference, as a share."""
-
 GOOD = 0.9 * OPTIMUM
 """The mean reward of a bandit that counts as solved."""
 
@@ -279,7 +276,7 @@ def check_moves(subject: AlgorithmSubject) -> None:
     if old and old.keys() == new.keys():
         own = math.sqrt(sum(float((new[n].double() - old[n].double()).square().sum()) for n in new))
         stated = line["algorithm"]["weight_change"]
-        if abs(own - stated) > CLOSE * own:
+        if abs(own - stated) > 0.2 * own:
             raise CheckFailed(
                 f"step {line['step']} states a weight change of {stated:.4g}; its checkpoints differ by {own:.4g}"
             )

@@ -24,16 +24,11 @@ from agentrig.text import words_of
 
 R = TypeVar("R")
 
-HASH_SEED = "1"
-"""The hash seed there; the order of a set of texts is another one than here."""
-
 DEADLINE_S = 120.0
 """Wall seconds that a call there may take, with its imports; then its process is killed."""
 
 CLOSED = 88
 """Exit status of a process whose component has closed the file for its answer."""
-
-CODE = "from agentrig.testing.elsewhere import main; main()"
 
 
 class EndedElsewhere(AgentrigError):
@@ -62,8 +57,9 @@ def elsewhere(
     mark = uuid.uuid4().hex  # a process that leads a session of its own has it too
     with tempfile.TemporaryFile() as answers:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", CODE],
-            env={**os.environ, "PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1", MARK: mark, **(environment or {})},
+            [sys.executable, "-P", "-c", "from agentrig.testing.elsewhere import main; main()"],
+            # with this seed a set of texts has another order than here
+            env={**os.environ, "PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", MARK: mark, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=answers,
             start_new_session=True,
@@ -102,7 +98,12 @@ def left(find: Callable[[], Sequence[R]], within_s: float) -> Sequence[R]:
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Return those that still run."""
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def packed(value: Any) -> bytes:

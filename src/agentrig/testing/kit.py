@@ -26,9 +26,6 @@ from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 from agentrig.text import account_of
 
-CHECKED = tuple(KINDS)
-"""The kinds that have checks: all."""
-
 TRIAL = "play"
 """The checks of an agent with its tasks and its reward; `agentrig validate` runs them."""
 
@@ -234,8 +231,8 @@ def declared(kind: str) -> list[Check]:
     Raises:
         ConfigError: There are no checks of that kind.
     """
-    if kind not in (*CHECKED, TRIAL):
-        raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, CHECKED)} Kinds: {", ".join(CHECKED)}')
+    if kind not in (*KINDS, TRIAL):
+        raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, KINDS)} Kinds: {", ".join(KINDS)}')
     module = f"agentrig.testing.{kind}"
     own = [f for f in vars(import_module(module)).values() if getattr(f, "__module__", "") == module]
     functions = [check_loads, *(f for f in own if f.__name__.startswith("check_"))]

@@ -13,6 +13,7 @@ import attrs
 
 from agentrig.endpoints import Endpoint
 from agentrig.figures import mean
+from agentrig.plan import RunSettings
 from agentrig.pools import Job
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, count_nodes
@@ -29,15 +30,6 @@ from agentrig.traces import items, mapping, message_of, reply_of, token_count
 
 NONSENSE = "lorem ipsum"
 """What a model says that knows nothing."""
-
-FAILURES = 0.25
-"""Share of failed rollouts at which a run stops (`run.failure_limit`)."""
-
-PRIVATE_SHOWN = 300
-"""Most characters of a task's private part in a message."""
-
-ANSWERS_SHOWN = 200
-"""Most characters of what tools answered in a message."""
 
 STEP = 128
 """Rollouts in the step whose costs are stated where no recipe says how many a step has: 16 tasks, 8 rollouts each."""
@@ -186,7 +178,7 @@ def check_rollouts(subject: PlaySubject) -> None:
     Cure: See the checks of the agent above; `agentrig dev` shows such a rollout with its spans.
     """
     failed = [r for r in subject.rollouts if r.outcome.failure]
-    if len(failed) > FAILURES * len(subject.rollouts):
+    if len(failed) > RunSettings().failure_limit * len(subject.rollouts):
         first = ended(failed[0].task, failed[0].outcome)
         raise CheckFailed(f"{len(failed)} of {len(subject.rollouts)} rollouts failed; the first: {first}")
 
@@ -232,7 +224,7 @@ def check_readable(subject: PlaySubject) -> str:
         raise CheckFailed(
             f"the model said the right answer of each task, and the mean reward was {right}; with nonsense "
             f"it was {nonsense}. Task {first.task.id}: the agent's answer is "
-            f"{with_kind(first.outcome.answer)}{cut(private, PRIVATE_SHOWN)}"
+            f"{with_kind(first.outcome.answer)}{cut(private, 300)}"
             f"{tools}{'' if subject.demonstrator else subject.judge.guess}",
             cure,
         )
@@ -275,7 +267,7 @@ def tools_of(rollout: Rollout) -> tuple[str, str]:
     if not answers:
         return "", ""
     quoted = ", then ".join(repr(text) for text in answers)
-    return f". To the model's calls the tool answered {cut(quoted, ANSWERS_SHOWN)}", (
+    return f". To the model's calls the tool answered {cut(quoted, 200)}", (
         "If that is an error, compare the demonstrator's calls with what the tool takes: the agent gets a call's "
         "`arguments` as JSON text (json.loads reads it). Else compare the agent's answer with what the reward expects."
     )

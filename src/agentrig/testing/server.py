@@ -20,12 +20,6 @@ from agentrig.testing.kit import basic, needs
 from agentrig.testing.server_subject import MARK, NAME, ServerSubject
 from agentrig.testing.subject import CheckFailed, CheckSkipped, refuse
 
-TEXTS = 8
-"""How many prompts are tried until the model samples a letter."""
-
-VERSIONS = 3
-"""Weights that are handed over one after another."""
-
 CLOSE_S = 5.0
 """How long a port may stay open after its process has ended: its threads end one by one."""
 
@@ -128,7 +122,7 @@ def check_sampling(subject: ServerSubject) -> None:
     several = subject.replies(text, n=3, seed=1)
     if len(several) != 3 or len({tuple(r.tokens) for r in several}) == 1:
         raise CheckFailed(f"n=3 gave {len(several)} answers with {len({tuple(r.tokens) for r in several})} texts")
-    for number in range(TEXTS):  # a small random model may sample no letter at all
+    for number in range(8):  # a small random model may sample no letter at all
         text = subject.prompt(number)
         likeliest = subject.ask(text, temperature=0, max_tokens=12)
         letters = [c for c in likeliest.text if c.isascii() and c.isprintable()]
@@ -141,7 +135,7 @@ def check_sampling(subject: ServerSubject) -> None:
                 f"{likeliest.text!r}"
             )
         return
-    raise CheckSkipped(f"the model sampled no letter in {TEXTS} answers, so that stop could not be tried")
+    raise CheckSkipped("the model sampled no letter in 8 answers, so that stop could not be tried")
 
 
 @needs(check_logprobs)
@@ -220,7 +214,7 @@ def check_takes_weights(subject: ServerSubject) -> None:
     Cure: Load every tensor of every version before `take` returns, with its values as they are now, whatever its
         layout, gradient or identity; drop every kept prompt, or keep it under the version that computed it.
     """
-    for _ in range(VERSIONS):
+    for _ in range(3):
         version = subject.give("all")
         subject.compare(subject.prompt(), when=f"after version {version}, with every tensor changed: ")
     subject.policy.restore()

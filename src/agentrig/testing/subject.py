@@ -24,6 +24,7 @@ from agentrig.plugins.specs import Spec
 from agentrig.run.splits import read_split, why_empty
 from agentrig.settings import structure
 from agentrig.tasks import Task, check_set
+from agentrig.text import cut
 
 
 class CheckFailed(AssertionError):
@@ -190,6 +191,11 @@ class Subject:
         own = {"core", self.component.plugin if self.component else ""}
         return {BLOCK_VARIABLE: ",".join(p.name for p in self.registry.plugins if p.name not in own)}
 
+    @property
+    def failed(self) -> CheckFailed | None:
+        """The first check that was done and failed."""
+        return next((found for found in self.done.values() if isinstance(found, CheckFailed)), None)
+
     def close(self) -> None:
         """End what the checks have started."""
         self.opened.close()
@@ -209,19 +215,17 @@ class TriedSubject(Subject):
     """A component that is tried on tasks.
 
     Attributes:
-        tasks: A list of `Task`; or a task set: its name, `FILE.py:name`, its spec, or itself. None for the only one of
-            the component's own plugin.
+        tasks: A list of `Task`; or a task set: its name, `FILE.py:name`, its spec, itself, or a `Subject` of it. None
+            for the only one of the component's own plugin.
         tasks_settings: The task set's keys.
         split: Its split; '' for the one that is validated on, else the one that is trained on.
         limit: How many tasks are tried.
-        without: The check of the task set that failed, if its tasks cannot be loaded.
     """
 
     tasks: Any = None
     tasks_settings: Any = None
     split: str = ""
     limit: int = 12
-    without: str = ""
 
     @cached_property
     def task_set(self) -> Subject | None:
@@ -232,6 +236,8 @@ class TriedSubject(Subject):
         """
         if isinstance(self.tasks, Sequence) and not isinstance(self.tasks, str):
             return None
+        if isinstance(self.tasks, Subject):
+            return self.tasks
         given = self._own_tasks() if self.tasks is None else self.tasks
         return Subject(kind="tasks", given=given, settings=self.tasks_settings)
 
@@ -243,11 +249,17 @@ class TriedSubject(Subject):
             ConfigError: The split has no tasks.
             CheckSkipped: They cannot be loaded, and a check of the task set has said so.
         """
-        if self.without:
-            raise CheckSkipped(f"it needs {self.without}, which failed")
         if self.task_set is None:
             return list(self.tasks[: self.limit])
-        made, who = self.task_set.made, f"task set {self.task_set}"
+        try:
+            return self._loaded(self.task_set)
+        except Exception:
+            if failed := self.task_set.failed:
+                raise CheckSkipped(f"it needs {failed.check}, which failed") from None
+            raise
+
+    def _loaded(self, task_set: Subject) -> list[Task]:
+        made, who = task_set.made, f"task set {task_set}"
         check_set(made, who)
         name = self.split or made.roles.get("validation") or made.roles.get("train") or made.splits[0]
         found = list(read_split(made, name, who=who)[: self.limit])
@@ -285,9 +297,4 @@ def difference(one: Any, other: Any, path: str = "") -> str:
         return next((p for p in parts if p), "")
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return next((p for k in one if (p := difference(one[k], other[k], f"{path}.{k}"))), "")
-    return "" if one == other else f"{path.lstrip('.') or 'it'}: {_short(one)} and {_short(other)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return "" if one == other else f"{path.lstrip('.') or 'it'}: {cut(repr(one), 80)} and {cut(repr(other), 80)}"
