@@ -150,6 +150,25 @@ def serving(server: S) -> Iterator[S]:
         thread.join()
 
 
+def prompt_ids(body: Mapping[str, Any]) -> list[int]:
+    """Return the token ids of a request's prompt: the bytes of its messages, their roles and its tools."""
+    tools = json.dumps(body["tools"]) + "\n" if body.get("tools") else ""
+    text = "".join(f"<{message['role']}>{_said(message)}\n" for message in body["messages"])
+    return list(f"{tools}{text}<assistant>".encode("utf-8", "replace"))
+
+
+def logprob(token: int, position: int) -> float:
+    """Return the log-probability of a sampled token: another for each token and position, to see them mixed up."""
+    return -(1 + (7 * token + 13 * position) % 97) / 64
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return text + "".join(f"\n{call['name']} {call['arguments']}" for call in calls)
+
+
 class ScriptedServer(LocalServer):
     """Answers every chat completion as its script says.
 
@@ -160,6 +179,7 @@ class ScriptedServer(LocalServer):
 
     Attributes:
         requests: What it got, in the order of arrival; may be cleared.
+        prompt_ids, logprob: The functions of this module; a subclass may have other tokens.
     """
 
     def __init__(
@@ -185,13 +205,8 @@ class ScriptedServer(LocalServer):
             self.requests.append(request)
             return len(self.requests) - 1
 
-    def prompt_ids(self, body: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of a request's prompt; a subclass may have other tokens."""
-        return prompt_ids(body)
-
-    def logprob(self, token: int, position: int) -> float:
-        """Return the log-probability of a sampled token; a subclass may have other ones."""
-        return logprob(token, position)
+    prompt_ids = staticmethod(prompt_ids)
+    logprob = staticmethod(logprob)
 
 
 def reply_to(body: Mapping[str, Any], script: Script | str | Reply | Sequence[str | Reply], number: int = 0) -> Reply:
@@ -200,25 +215,6 @@ def reply_to(body: Mapping[str, Any], script: Script | str | Reply | Sequence[st
         script = script[min(number, len(script) - 1)]
     answer = script(body) if callable(script) else script
     return Reply(text=answer) if isinstance(answer, str) else answer
-
-
-def prompt_ids(body: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of a request's prompt: the bytes of its messages, their roles and its tools."""
-    tools = json.dumps(body["tools"]) + "\n" if body.get("tools") else ""
-    text = "".join(f"<{message['role']}>{_said(message)}\n" for message in body["messages"])
-    return list(f"{tools}{text}<assistant>".encode("utf-8", "replace"))
-
-
-def logprob(token: int, position: int) -> float:
-    """Return the log-probability of a sampled token: another for each token and position, to see them mixed up."""
-    return -(1 + (7 * token + 13 * position) % 97) / 64
-
-
-def _said(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return text + "".join(f"\n{call['name']} {call['arguments']}" for call in calls)
 
 
 class _Handler(QuietHandler):
