@@ -90,6 +90,9 @@ class Reply:
 Script = Callable[[Mapping[str, Any]], str | Reply]
 """What the server answers to a request's body: text, or a `Reply`. It is called from several threads."""
 
+Scripted = Script | str | Reply | Sequence[str | Reply]
+"""A script; or the answers in order, of which the last one repeats."""
+
 
 class Request(NamedTuple):
     """A request that the server got: its path, headers (names in lower case) and body."""
@@ -173,7 +176,7 @@ class ScriptedServer(LocalServer):
     """Answers every chat completion as its script says.
 
     Args:
-        script: A function of the request's body; or the answers in order, of which the last one repeats.
+        script: What it answers.
         model: The name of its model.
         key: The API key that a request must have; '' takes any.
 
@@ -182,9 +185,7 @@ class ScriptedServer(LocalServer):
         prompt_ids, logprob: The functions of this module; a subclass may have other tokens.
     """
 
-    def __init__(
-        self, script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL, key: str = ""
-    ) -> None:
+    def __init__(self, script: Scripted = "ok", *, model: str = MODEL, key: str = "") -> None:
         super().__init__(_Handler)
         self.script, self.model, self.key = script, model, key
         self.requests: list[Request] = []
@@ -209,7 +210,7 @@ class ScriptedServer(LocalServer):
     logprob = staticmethod(logprob)
 
 
-def reply_to(body: Mapping[str, Any], script: Script | str | Reply | Sequence[str | Reply], number: int = 0) -> Reply:
+def reply_to(body: Mapping[str, Any], script: Scripted, number: int = 0) -> Reply:
     """Return what a script answers to a request, the `number`-th (from 0)."""
     if isinstance(script, Sequence) and not isinstance(script, str):
         script = script[min(number, len(script) - 1)]
@@ -317,7 +318,7 @@ def _usage(asked: Sequence[int], sampled: Sequence[int]) -> dict[str, int]:
 
 
 def scripted_server(
-    script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL, key: str = ""
+    script: Scripted = "ok", *, model: str = MODEL, key: str = ""
 ) -> AbstractContextManager[ScriptedServer]:
     """Serve in a thread until the block ends; see `ScriptedServer`.
 

@@ -46,10 +46,6 @@ class Target:
         return f"{self.file}:{self.name}" if self.file else self.name
 
 
-Part = tuple[str, Mapping[str, Any]]
-"""A component of a trial: what finds it, '' if nothing does, and its keys."""
-
-
 def validated(
     word: str | None,
     *,
@@ -184,8 +180,11 @@ def _load_tasks(target: Target, tasks: str, keys: Mapping[str, Any]) -> None:
 
 def _parts(
     target: Target, found: Sequence[Target], uses: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]]
-) -> Mapping[str, Part]:
-    """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it."""
+) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it.
+
+    Each part is what finds the component, '' if nothing does, and its keys.
+    """
     recipe = _recipe(target, found)
     parts = {}
     for kind in ("tasks", "agent", "reward", "adapter"):
