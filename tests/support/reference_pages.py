@@ -171,7 +171,8 @@ def kit() -> str:
     """Return the page of the kit's checks."""
     from reference import described
 
-    from agentrig.testing.kit import CHECKED, TRIAL, declared, options_of, subject_class
+    from agentrig.plugins.specs import KINDS
+    from agentrig.testing.kit import TRIAL, declared, options_of, subject_class
 
     lines = [
         "# Checks of the kit",
@@ -181,8 +182,8 @@ def kit() -> str:
         "page is made from the code.",
         "",
     ]
-    for kind in (*CHECKED, TRIAL):
-        own = kind in CHECKED
+    for kind in (*KINDS, TRIAL):
+        own = kind in KINDS
         how = f'check("{kind}", subject, settings=..., only=..., OPTION=...)' if own else "agentrig validate"
         lines += [f"## {kind}", "", f"`{how}`", ""]
         lines += rows(

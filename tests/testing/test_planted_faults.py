@@ -11,8 +11,9 @@ from quick import quick_first
 from agentrig import HardwareSpec
 from agentrig.hardware import Cpu
 from agentrig.plugins.loading import load
+from agentrig.plugins.specs import KINDS as CHECKED
 from agentrig.testing import Check, check, checks
-from agentrig.testing.kit import CHECKED, declared
+from agentrig.testing.kit import declared
 from agentrig.testing.tiny_model import make_tiny_model
 
 FOLDER = Path(__file__).parent / "broken"

@@ -15,8 +15,7 @@ from distributions import install
 
 from agentrig import RewardSpec, Score, Task, TasksSpec
 from agentrig.cli.entry import main
-from agentrig.testing import check
-from agentrig.testing.kit import CheckFailed, CheckSkipped
+from agentrig.testing import CheckFailed, CheckSkipped, check
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.tasks import TasksSubject, check_gold_apart
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
-from agentrig.testing.kit import Check, CheckFailed, CheckSkipped, Report, Result, check, checks
+from agentrig.testing.kit import Check, Report, Result, check, checks
+from agentrig.testing.subject import CheckFailed, CheckSkipped
 
 __all__ = ["Check", "CheckFailed", "CheckSkipped", "Report", "Result", "check", "checks"]

@@ -11,10 +11,9 @@ import attrs
 
 from agentrig.adapters import Adapter, Triplet, identified, same_tokens, triplet_of
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, basic
+from agentrig.testing.kit import basic
 from agentrig.testing.recorded import recorded_traces
-from agentrig.testing.samples import difference
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, Subject, difference
 from agentrig.traces import Span, Trace
 
 
@@ -38,13 +37,16 @@ class AdapterSubject(Subject):
         """The triplets in another process."""
         return elsewhere(AdapterSubject.adapted, attrs.evolve(self.sendable(), traces=self.traces))
 
-    def matched(self) -> list[tuple[str, Trace, Triplet, Span | None]]:
-        """Return every triplet with its trace and its call; None if no call has its tokens."""
-        return [
-            (name, trace, triplet, next((call for call in _calls(trace) if call.id == triplet.span_id), None))
-            for (name, trace), triplets in zip(self.traces.items(), self.adapted().values(), strict=True)
-            for triplet in _identified(triplets, trace)
-        ]
+    @cached_property
+    def matched(self) -> dict[str, list[tuple[Triplet, Span | None]]]:
+        """The triplets of each trace with their calls, failed ones too; None where no call has the tokens."""
+        found = {}
+        for name, triplets in self.adapted().items():
+            spans = [attrs.evolve(span, error=None) for span in self.traces[name].spans]
+            calls = {call.id: call for call in _calls(self.traces[name])}
+            of_spans = identified(triplets, Trace(rollout_id=name, spans=spans))
+            found[name] = [(triplet, calls.get(triplet.span_id)) for triplet in of_spans]
+        return found
 
 
 @basic
@@ -72,11 +74,9 @@ def check_keeps_some(subject: AdapterSubject) -> None:
     Why: Nothing is trained: the run stops in its first step.
     Cure: Compare the names that it matches with those of the trace; `agentrig dev` shows them.
     """
-    if not any(subject.adapted().values()):
-        nodes = sorted(
-            {node for trace in subject.traces.values() for call in _calls(trace) for node in trace.nodes(call)}
-        )
-        raise CheckFailed(f"no triplet of any trace; their nodes: {', '.join(nodes)}")
+    if not any(subject.matched.values()):
+        nodes = {node for trace in subject.traces.values() for call in _calls(trace) for node in trace.nodes(call)}
+        raise CheckFailed(f"no triplet of any trace; their nodes: {', '.join(sorted(nodes))}")
 
 
 def check_exact_tokens(subject: AdapterSubject) -> None:
@@ -86,13 +86,13 @@ def check_exact_tokens(subject: AdapterSubject) -> None:
     Cure: Copy `prompt_token_ids`, `response_token_ids` and `response_logprobs` whole, one log-probability for each
         response token; tokenize no text again.
     """
-    for name, trace, triplet, call in subject.matched():
+    for name, triplet, call in _each(subject):
         if call is None or not same_tokens(call, triplet):
-            near = next((c for c in _calls(trace) if c.id == triplet.span_id), None) or next(iter(_calls(trace)), None)
-            ids = [near.attributes[f"{part}_token_ids"] for part in ("prompt", "response")] if near else []
+            near = call or next(iter(_calls(subject.traces[name])), None)
+            sizes = [str(len(near.attributes[f"{part}_token_ids"])) for part in ("prompt", "response")] if near else []
             raise CheckFailed(
                 f"trace {name}: a triplet of {len(triplet.prompt_ids)} + {len(triplet.response_ids)} tokens equals no "
-                f"call; the nearest has {' + '.join(str(len(part)) for part in ids) or 'none'}"
+                f"call; the nearest has {' + '.join(sizes) or 'none'}"
             )
         known = call.attributes.get("response_logprobs")
         found = None if triplet.logprobs is None else list(triplet.logprobs)
@@ -110,14 +110,13 @@ def check_once(subject: AdapterSubject) -> None:
     Why: A call that is trained twice has twice the weight of the others.
     Cure: Return one triplet for each call, with its `span_id`.
     """
-    for name, found in subject.adapted().items():
-        ids = [t.span_id for t in _identified(found, subject.traces[name]) if t.span_id]
-        twice = {i for i in ids if ids.count(i) > 1}
-        free = sum(not t.span_id for t in _identified(found, subject.traces[name]))
-        known = {tuple(c.attributes["response_token_ids"]) for c in _calls(subject.traces[name])}
-        extra = free and all(tuple(t.response_ids) in known for t in found)
+    for name, found in subject.matched.items():
+        calls, ids = _calls(subject.traces[name]), [triplet.span_id for triplet, _ in found]
+        known = {tuple(call.attributes["response_token_ids"]) for call in calls}
+        twice = any(ids.count(i) > 1 for i in ids if i)
+        extra = not all(ids) and all(triplet.response_ids in known for triplet, _ in found)
         if twice or extra:
-            raise CheckFailed(f"trace {name}: {len(found)} triplets of {len(_calls(subject.traces[name]))} calls")
+            raise CheckFailed(f"trace {name}: {len(found)} triplets of {len(calls)} calls")
 
 
 def check_failed_calls(subject: AdapterSubject) -> None:
@@ -126,7 +125,7 @@ def check_failed_calls(subject: AdapterSubject) -> None:
     Why: The tokens of a broken stream, or of another model, would be trained as if the policy had sampled them.
     Cure: Take the calls of `trace.llm_calls()` and `triplet_of(call)`: they leave failed and foreign calls out.
     """
-    for name, _, _, call in subject.matched():
+    for name, _, call in _each(subject):
         if call is not None and triplet_of(call) is None:
             raise CheckFailed(f"trace {name}: it keeps a call that failed: {call.error}")
 
@@ -138,9 +137,8 @@ def check_accounts(subject: AdapterSubject) -> None:
     Cure: Add a method `left_out(trace, call)` that returns the reason for a call that it leaves out, else None.
     """
     left_out = getattr(subject.made, "left_out", None)
-    for name, found in subject.adapted().items():
-        trace = subject.traces[name]
-        kept = {t.span_id for t in _identified(found, trace)}
+    for name, found in subject.matched.items():
+        trace, kept = subject.traces[name], {triplet.span_id for triplet, _ in found}
         for number, call in enumerate(c for c in trace.llm_calls() if triplet_of(c) is not None):
             reason = left_out(trace, call) if left_out is not None else None
             if not reason and call.id not in kept:
@@ -172,8 +170,7 @@ def check_leaves_trace(subject: AdapterSubject) -> None:
         given = copy.deepcopy(trace)
         subject.made(given)
         for before, after in zip(trace.spans, given.spans, strict=True):
-            different = difference(attrs.asdict(before), attrs.asdict(after))
-            if different:
+            if different := difference(attrs.asdict(before), attrs.asdict(after)):
                 raise CheckFailed(f"trace {name}, span {before.name}: {different}")
 
 
@@ -182,15 +179,10 @@ def _calls(trace: Trace) -> list[Span]:
     return [s for s in trace.spans if s.attributes.get("response_token_ids")]
 
 
-def _identified(found: Sequence[Triplet], trace: Trace) -> list[Triplet]:
-    """Return the triplets with the ids of their calls; failed calls count too."""
-    every = Trace(rollout_id=trace.rollout_id, spans=[attrs.evolve(s, error=None) for s in trace.spans])
-    return identified(found, every)
+def _each(subject: AdapterSubject) -> list[tuple[str, Triplet, Span | None]]:
+    """Return every triplet with its trace's name and its call."""
+    return [(name, *pair) for name, found in subject.matched.items() for pair in found]
 
 
 def _plain(found: Mapping[str, Sequence[Triplet]]) -> dict[str, Any]:
-    rows = {name: [attrs.asdict(t) for t in triplets] for name, triplets in found.items()}
-    return {
-        name: [{k: list(v) if isinstance(v, tuple) else v for k, v in row.items()} for row in each]
-        for name, each in rows.items()
-    }
+    return {name: [attrs.asdict(triplet) for triplet in triplets] for name, triplets in found.items()}

@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 import cloudpickle
 
-from agentrig.agents import Agent
+from agentrig.agents import Agent, Outcome
 from agentrig.demonstrations import Demonstrate
-from agentrig.endpoints import LIMIT, Endpoint, GatewayAddress
+from agentrig.endpoints import LIMIT, GatewayAddress
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
@@ -25,10 +25,9 @@ from agentrig.runners.processes import Pool
 from agentrig.settings import structure
 from agentrig.tasks import Task
 from agentrig.testing.elsewhere import packed
-from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
-from agentrig.testing.samples import TriedSubject, difference, texts_of
-from agentrig.testing.scripted import Reply, Request, Script, ScriptedServer, scripted_server
-from agentrig.testing.subject import Subject
+from agentrig.testing.kit import basic, needs
+from agentrig.testing.scripted import Reply, Request, Script, ScriptedServer, reply_to, scripted_server
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject, TriedSubject, difference, texts_of
 from agentrig.text import amount
 from agentrig.traces import SERVER
 
@@ -55,9 +54,6 @@ OWN_ENDS = ("an empty reply", "a call of a tool that nobody offered")
 
 FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
 """How a model may write a right answer; the agent reads one of these."""
-
-SHORT = 4
-"""Shorter private texts are not searched for in calls and answers: they would occur by chance."""
 
 
 @attrs.frozen
@@ -86,11 +82,6 @@ class Play:
         outcome = self.result.outcome
         return outcome.failure is None and outcome.answer is None and outcome.own_reward is None
 
-    def says(self) -> str:
-        """Describe the rollout for a message."""
-        outcome = self.result.outcome
-        return f"task {self.task.id}: it ended with {outcome.failure}: {outcome.message}"
-
     def differs(self, other: Play) -> str:
         """Return what differs when the task is played again, or ''; the order of calls does not count."""
         mine, others = (sorted(p.asked, key=lambda body: json.dumps(body, sort_keys=True)) for p in (self, other))
@@ -100,14 +91,14 @@ class Play:
         )
 
 
+def ended(task: Task, outcome: Outcome) -> str:
+    """Say how a task's rollout failed."""
+    return f"task {task.id}: it ended with {outcome.failure}: {outcome.message}"
+
+
 @attrs.frozen(kw_only=True)
 class SentAgent:
-    """How a runner process builds the agent under test: an `agentrig.pools.AgentSource`.
-
-    Attributes:
-        environment: Names or patterns of variables that the agent gets.
-        files: Not used: the subject has its file.
-    """
+    """How a runner process builds the agent under test: an `agentrig.pools.AgentSource` that needs no files."""
 
     name: str
     pickled: bytes = attrs.field(repr=False)
@@ -209,10 +200,9 @@ class AgentSubject(TriedSubject):
         """Return a job of a task; its input refuses to be asked for a key of `private`."""
         self._number += 1
         whole = bool(self.spec and self.spec.whole_rows)
-        given = task.given(whole=whole)
-        endpoint = Endpoint(base_url=self.server.url, model=self.server.model, sampling=SAMPLING, token_ids=True)
-        given = given if whole else PrivateKeys(given, list(task.private))
+        given = task.given(whole=True) if whole else PrivateKeys(task.given(whole=False), list(task.private))
         prompts = (self.spec.declared(self.config) if self.spec else None) or {}
+        endpoint = self.server.endpoint(**SAMPLING)
         return Job(id=f"check-{self._number}", input=given, endpoint=endpoint, prompts=prompts)
 
     def play(self, jobs: Sequence[Job], pool: Pool | None = None) -> list[Result]:
@@ -288,7 +278,7 @@ def check_calls_endpoint(subject: AgentSubject) -> None:
     """
     for play in subject.plays:
         if not play.requests and play.failure != READ_PRIVATE:
-            how = play.says() if play.failure else f"task {play.task.id}: it answered"
+            how = ended(play.task, play.result.outcome) if play.failure else f"task {play.task.id}: it answered"
             cure = "" if play.failure in (None, "llm-error") else "Mend the error: it comes before the first call."
             raise CheckFailed(f"{how}; no call of /chat/completions arrived at the endpoint", cure)
 
@@ -303,7 +293,7 @@ def check_answers(subject: AgentSubject) -> None:
     """
     for play in subject.plays:
         if play.failure not in (None, READ_PRIVATE):
-            raise CheckFailed(play.says())
+            raise CheckFailed(ended(play.task, play.result.outcome))
     silent = [play for play in subject.plays if play.unanswered]
     if 2 * len(silent) > len(subject.plays) and not _answers_another_reply(subject, silent[0].task):
         raise CheckFailed(
@@ -361,18 +351,17 @@ def check_private(subject: AgentSubject) -> None:
     """
     if subject.spec and subject.spec.whole_rows:
         raise CheckSkipped("its spec asks for whole rows, gold included (whole_rows)")
+    said = {}
     for play in subject.plays:
         if play.failure == READ_PRIVATE:
-            raise CheckFailed(play.says())
-    said = {
-        play.task.id: json.dumps([play.asked, play.result.outcome.answer], ensure_ascii=False) for play in subject.plays
-    }
+            raise CheckFailed(ended(play.task, play.result.outcome))
+        said[play.task.id] = json.dumps([play.asked, play.result.outcome.answer], ensure_ascii=False)
     for play in subject.plays:
         given = json.dumps(dict(play.task.input), ensure_ascii=False)
         others = [text for task_id, text in said.items() if task_id != play.task.id]
         for text in texts_of(dict(play.task.private)):
             known = text in given or any(text in other for other in others)
-            if len(text) >= SHORT and text in said[play.task.id] and not known:
+            if len(text) >= 4 and text in said[play.task.id] and not known:  # a shorter one may be there by chance
                 raise CheckFailed(
                     f"task {play.task.id}: {text!r:.60} of its private part is in a call or in the answer"
                 )
@@ -403,9 +392,8 @@ def check_together(subject: AgentSubject) -> None:
     first, several = subject.pool, f"alone and with {len(subject.plays)} at once"
     for how in (several, several, "in a second process, while there is a first"):
         pool = first if how == several else subject.started(threads=1)
-        for alone, result in zip(
-            subject.plays, subject.play([subject.job(t) for t in subject.rows], pool), strict=True
-        ):
+        together = subject.play([subject.job(task) for task in subject.rows], pool)
+        for alone, result in zip(subject.plays, together, strict=True):
             if different := alone.differs(Play(alone.task, result)):
                 raise CheckFailed(f"task {alone.task.id}, {how}: {different}")
 
@@ -418,10 +406,8 @@ def check_server_error(subject: AgentSubject) -> None:
     """
     play = subject.alone(subject.rows[0], Reply(status=400, text="the prompt is too long"))
     if play.failure is None:
-        answer = play.result.outcome.answer
-        raise CheckFailed(
-            f"task {play.task.id}: every call was refused with status 400, and it answered {answer!r:.60}"
-        )
+        answered = f"it answered {play.result.outcome.answer!r:.60}"
+        raise CheckFailed(f"task {play.task.id}: every call was refused with status 400, and {answered}")
 
 
 def check_odd_replies(subject: AgentSubject) -> str:
@@ -433,14 +419,10 @@ def check_odd_replies(subject: AgentSubject) -> str:
     Why: A weak model's odd replies end rollouts as faults of the agent: what it should learn from is left out.
     Cure: Catch errors of parsing: return what the model said as the answer, so that the reward can judge it.
     """
-    ends = {
-        name: f"your agent ends with {play.failure}, {play.result.outcome.message}"
-        for name, play in subject.odd.items()
-        if play.failure in ("runner-died", "bad-answer", "agent-error")
-    }
-    bad = {name: said for name, said in ends.items() if subject.odd[name].failure != "agent-error"}
-    own = {name: said for name, said in ends.items() if name not in bad}
-    return _facts(bad, own, "Such rollouts are not trained on, and over 25% of them stop a run")
+    bad = {n: p for n, p in subject.odd.items() if p.failure in ("runner-died", "bad-answer", "agent-error")}
+    said = {n: f"your agent ends with {p.failure}, {p.result.outcome.message}" for n, p in bad.items()}
+    bearable = [name for name in OWN_ENDS if name in bad and bad[name].failure == "agent-error"]
+    return _facts(said, bearable, "Such rollouts are not trained on, and over 25% of them stop a run")
 
 
 def check_deadline(subject: AgentSubject) -> str:
@@ -457,16 +439,15 @@ def check_deadline(subject: AgentSubject) -> str:
         for name, play in late.items()
     }
     then = "Limit its turns (LangGraph: recursion_limit), or such rollouts hold a runner until then"
-    return _facts({}, said, then)
+    return _facts(said, OWN_ENDS, then)
 
 
-def _facts(faults: Mapping[str, str], own: Mapping[str, str], then: str) -> str:
-    """Raise for a fault, and for what replies outside of `OWN_ENDS` led to; return the rest as facts."""
-    faults = {**faults, **{name: said for name, said in own.items() if name not in OWN_ENDS}}
-    for name, said in faults.items():
-        raise CheckFailed(f"on {name} {said}")
-    facts = [f"on {name} {said}" for name, said in own.items()]
-    return "\n".join([*facts, then]) if facts else ""
+def _facts(said: Mapping[str, str], bearable: Sequence[str], then: str) -> str:
+    """Raise for a reply that the agent must bear; return what the other ones led to."""
+    for name, how in said.items():
+        if name not in bearable:
+            raise CheckFailed(f"on {name} {how}")
+    return "\n".join([*(f"on {name} {how}" for name, how in said.items()), then]) if said else ""
 
 
 @needs(check_same_twice)
@@ -481,8 +462,7 @@ def check_slow_server(subject: AgentSubject) -> None:
         raise CheckSkipped(f"{len(alone.requests)} slow calls take longer than the deadline")
 
     def slow(body: Mapping[str, Any]) -> Reply:
-        made = subject.script(body) if callable(subject.script) else subject.script
-        return attrs.evolve(Reply(text=made) if isinstance(made, str) else made, delay_s=subject.slow_s)
+        return attrs.evolve(reply_to(body, subject.script), delay_s=subject.slow_s)
 
     if different := alone.differs(subject.alone(alone.task, slow)):
         raise CheckFailed(f"task {alone.task.id}, {subject.slow_s:g} s for each call: {different}")

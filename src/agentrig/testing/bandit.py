@@ -54,28 +54,10 @@ def every_call(trace: Trace) -> Sequence[Triplet]:
     return [t for call in trace.llm_calls() if (t := triplet_of(call, node="pull"))]
 
 
-@hookimpl
-def register_tasks() -> Iterable[TasksSpec]:
-    """Register the pulls."""
-    yield TasksSpec(name=NAME, summary="The kit's bandit.", build=lambda config: BanditTasks())
-
-
-@hookimpl
-def register_agents() -> Iterable[AgentSpec]:
-    """Register the agent."""
-    yield AgentSpec(name=NAME, summary="Pulls once.", build=lambda config: pull)
-
-
-@hookimpl
-def register_rewards() -> Iterable[RewardSpec]:
-    """Register the reward."""
-    yield RewardSpec(name=NAME, summary="1 for a small letter.", build=lambda config: pays)
-
-
-@hookimpl
-def register_adapters() -> Iterable[AdapterSpec]:
-    """Register the adapter."""
-    yield AdapterSpec(name=NAME, summary="Every call.", build=lambda config: every_call)
+register_tasks = hookimpl(lambda: [TasksSpec(name=NAME, summary="Pulls.", build=lambda config: BanditTasks())])
+register_agents = hookimpl(lambda: [AgentSpec(name=NAME, summary="Pulls once.", build=lambda config: pull)])
+register_rewards = hookimpl(lambda: [RewardSpec(name=NAME, summary="Small letters pay.", build=lambda config: pays)])
+register_adapters = hookimpl(lambda: [AdapterSpec(name=NAME, summary="Every call.", build=lambda config: every_call)])
 
 
 @hookimpl

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
-from agentrig.adapters import Triplet
-from agentrig.agents import Outcome
 from agentrig.credit import Credit, worths_of_calls
 from agentrig.errors import AgentrigError
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
-from agentrig.tasks import Task
-from agentrig.testing.kit import CheckFailed, basic
-from agentrig.testing.subject import Subject
-from agentrig.traces import LLM_CALL, Span, Trace
+from agentrig.testing.kit import basic
+from agentrig.testing.run_directory import rollout_of
+from agentrig.testing.subject import CheckFailed, Subject
 
 VALUES: dict[str, Sequence[Sequence[float | None]]] = {
     "two groups that differ": [(1.0, 0.0, 0.5, 0.0), (0.25, 0.75, 1.0, 0.75)],
@@ -45,23 +41,12 @@ class CreditSubject(Subject):
 
 
 def _rollout(name: str, group: str, value: float | None, calls: int) -> Rollout:
-    """Return a rollout with some calls, each of which is scored with the rollout's reward."""
-    said: dict[str, Any] = {"prompt_token_ids": [1, 2], "response_token_ids": [3]}
-    spans = [
-        Span(id=f"c{i}", parent=None, name=LLM_CALL, start=float(i), end=i + 1.0, attributes=said) for i in range(calls)
-    ]
-    failed = value is None
-    return Rollout(
-        id=name,
-        task=Task(id=group, input={}),
-        group=group,
-        mode="train",
-        step=1,
-        outcome=Outcome(failure="agent-error") if failed else Outcome(answer=""),
-        score=None if value is None else Score(status="ok", value=value, calls=[value] * calls),
-        trace=Trace(rollout_id=name, spans=tuple(spans)),
-        triplets=() if failed else [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=s.id) for s in spans],
-    )
+    """Return a rollout with some calls to train on, each of which is scored with the rollout's reward."""
+    failure = "agent-error" if value is None else None
+    made = rollout_of(0, right=True, mode="train", step=1, failure=failure, turns=calls)
+    score = value if value is None else Score(status="ok", value=value, calls=[value] * len(made.trace.llm_calls()))
+    triplets = [attrs.evolve(triplet, reward=None) for triplet in made.triplets]
+    return attrs.evolve(made, id=name, group=group, score=score, triplets=triplets)
 
 
 @basic
@@ -85,9 +70,10 @@ def check_learns(subject: CreditSubject) -> None:
     Why: Nothing is trained: the weights don't change, and the run ends.
     Cure: Give the better rollouts of a group a worth above 0, or the worse ones one below.
     """
-    found = subject.worths("two groups that differ")
+    step = "two groups that differ"
+    found = subject.worths(step)
     if not any(worth for calls in found for worth in calls):
-        raise CheckFailed(f"rewards {VALUES['two groups that differ']} are worth {found}")
+        raise CheckFailed(f"rewards {VALUES[step]} are worth {found}")
 
 
 def check_better_is_not_worth_less(subject: CreditSubject) -> None:
@@ -116,5 +102,5 @@ def check_same_twice(subject: CreditSubject) -> None:
     first = {step: subject.worths(step) for step in VALUES}
     for name, credit in (("again", subject.made), ("built again", subject.build())):
         for step, found in first.items():
-            if subject.worths(step, credit) != found:
-                raise CheckFailed(f"a step with {step}, {name}: {subject.worths(step, credit)} after {found}")
+            if (again := subject.worths(step, credit)) != found:
+                raise CheckFailed(f"a step with {step}, {name}: {again} after {found}")

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import cloudpickle
+import psutil
 
 from agentrig.errors import AgentrigError, place_of
 from agentrig.processes.families import MARK, end_families
@@ -22,16 +24,11 @@ from agentrig.text import words_of
 
 R = TypeVar("R")
 
-HASH_SEED = "1"
-"""The hash seed there; the order of a set of texts is another one than here."""
-
 DEADLINE_S = 120.0
 """Wall seconds that a call there may take, with its imports; then its process is killed."""
 
 CLOSED = 88
 """Exit status of a process whose component has closed the file for its answer."""
-
-CODE = "from agentrig.testing.elsewhere import main; main()"
 
 
 class EndedElsewhere(AgentrigError):
@@ -60,8 +57,9 @@ def elsewhere(
     mark = uuid.uuid4().hex  # a process that leads a session of its own has it too
     with tempfile.TemporaryFile() as answers:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", CODE],
-            env={**os.environ, "PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1", MARK: mark, **(environment or {})},
+            [sys.executable, "-P", "-c", "from agentrig.testing.elsewhere import main; main()"],
+            # with this seed a set of texts has another order than here
+            env={**os.environ, "PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", MARK: mark, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=answers,
             start_new_session=True,
@@ -88,6 +86,24 @@ def elsewhere(
         raise value
     result: R = value
     return result
+
+
+def left(find: Callable[[], Sequence[R]], within_s: float) -> Sequence[R]:
+    """Wait until `find()` is empty; return what it still finds at the end."""
+    end = time.monotonic() + within_s
+    while (found := find()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return those that still run."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def packed(value: Any) -> bytes:

@@ -8,24 +8,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import attrs
 
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding
+from agentrig.findings import Result as FindingResult
 from agentrig.hardware import Context, Cpu, Hardware, HardwareError, Probe, Stack, installed, select
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
-from agentrig.testing.subject import Subject
+from agentrig.testing.kit import needs
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject, refuse
 
 HEAVY = ("torch", "transformers", "tensorflow", "jax", "ray", "verl", "vllm", "agentlightning", "litellm", "torch_npu")
 """Modules that take seconds to import, or open a device."""
 
 ROLES: tuple[Literal["", "driver", "worker", "rollout"], ...] = ("", "driver", "worker", "rollout")
 """The processes that an environment is asked for; '' for no context at all."""
-
-NO_TORCH = "no torch"
 
 R = TypeVar("R")
 
@@ -36,7 +35,6 @@ PROBE_S = 20.0
 """Longest time that a probe may take: every command that resolves `auto` waits for it."""
 
 KNOWN_DTYPES = ("float32", "bfloat16", "float16", "float64")
-RESULTS = ("ok", "warning", "problem", "skipped")
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -59,15 +57,14 @@ class HardwareSubject(Subject):
             raise CheckSkipped("give its name or FILE.py:NAME: what it imports is seen in a fresh interpreter")
         return elsewhere(function, self.sendable(), environment={**self.blocking, **environment})
 
-    @cached_property
-    def imports(self) -> dict[str, list[str]]:
-        """The heavy modules that a fresh interpreter imports, by what does so."""
-        return self.fresh(imports)
+    def called(self, function: Callable[[HardwareSubject], R]) -> R:
+        """Call a function in a fresh interpreter, or here if the hardware has no name to load it by."""
+        return self.fresh(function) if self.registered else function(self)
 
     @cached_property
     def probes(self) -> tuple[Any, Any, float]:
         """What two probes in a row return, and the seconds of the first."""
-        return self.fresh(probes) if self.registered else probes(self)
+        return self.called(probes)
 
     @property
     def probe(self) -> Probe:
@@ -124,7 +121,7 @@ def computed(subject: HardwareSubject) -> str:
     try:
         import torch
     except ImportError:
-        return NO_TORCH
+        raise CheckSkipped("torch is not installed") from None
     try:
         found = (torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)).sum()
         return "" if float(found) == 8.0 else f"a sum of products on {device} is {float(found)}, not 8.0"
@@ -140,7 +137,7 @@ def check_imports_light(subject: HardwareSubject) -> None:
     Cure: Look at device files, the vendor's tool and metadata; import torch and the like only inside the functions
         that compute.
     """
-    for step, heavy in subject.imports.items():
+    for step, heavy in subject.fresh(imports).items():
         if heavy:
             raise CheckFailed(f"{step} imports {', '.join(heavy)}")
 
@@ -154,17 +151,18 @@ def check_declares(subject: HardwareSubject) -> None:
     made, spec = subject.made, subject.spec
     if not isinstance(made, Hardware):
         raise CheckFailed(f"it is a {type(made).__name__}: derive it from agentrig.hardware.Hardware")
-    wrong = []
-    if spec is not None and made.name != spec.name:
-        wrong.append(f'its name is "{made.name}", and its spec\'s "{spec.name}"')
-    if not made.torch_device or ":" in made.torch_device:
-        wrong.append(f'torch_device is "{made.torch_device}": the type without a number, such as cuda')
-    wrong += [f'dtypes has "{d}"' for d in made.dtypes if d not in KNOWN_DTYPES] or []
-    wrong += ["dtypes is empty"] * (not made.dtypes) + ["attention is empty"] * (not made.attention)
-    if made.visible_order not in ("any", "ascending"):
-        wrong.append(f'visible_order is "{made.visible_order}"')
-    if wrong:
-        raise CheckFailed("; ".join(wrong))
+    refuse(
+        {
+            f'its name is "{made.name}", and its spec\'s "{spec and spec.name}"': bool(spec) and made.name != spec.name,
+            f'torch_device is "{made.torch_device}": the type without a number, such as cuda': (
+                not made.torch_device or ":" in made.torch_device
+            ),
+            **{f'dtypes has "{dtype}"': dtype not in KNOWN_DTYPES for dtype in made.dtypes},
+            "dtypes is empty": not made.dtypes,
+            "attention is empty": not made.attention,
+            f'visible_order is "{made.visible_order}"': made.visible_order not in ("any", "ascending"),
+        }
+    )
 
 
 def check_environment(subject: HardwareSubject) -> None:
@@ -173,14 +171,13 @@ def check_environment(subject: HardwareSubject) -> None:
     Why: A run sets these variables before torch is imported; a value that is no text ends it.
     Cure: Return a mapping of text to text, the same at each call, for any context and for none.
     """
-    found = subject.fresh(environments) if subject.registered else environments(subject)
-    for role, variables in found.items():
-        wrong = "" if isinstance(variables, Mapping) else f"it returned {variables!r:.80}, which is no mapping"
-        for k, v in variables.items() if not wrong else ():
+    for role, variables in subject.called(environments).items():
+        where = f"`environment` for {role or 'no context'}"
+        if not isinstance(variables, Mapping):
+            raise CheckFailed(f"{where}: it returned {variables!r:.80}, which is no mapping")
+        for k, v in variables.items():
             if not isinstance(k, str) or not isinstance(v, str):
-                wrong = f"{k}={v!r:.40}: the name or the value is no text"
-        if wrong:
-            raise CheckFailed(f"`environment` for {role or 'no context'}: {wrong}")
+                raise CheckFailed(f"{where}: {k}={v!r:.40}: the name or the value is no text")
 
 
 def check_probe(subject: HardwareSubject) -> None:
@@ -204,8 +201,7 @@ def check_probe(subject: HardwareSubject) -> None:
             raise CheckFailed(f"a line of `evidence` or `problems` is no text: {line!r:.80}")
     for device in first.devices:
         size = device.memory
-        whole = isinstance(size, int) and not isinstance(size, bool)
-        if size is not None and not (whole and LEAST_MEMORY <= size <= MOST_MEMORY):
+        if size is not None and not (type(size) is int and LEAST_MEMORY <= size <= MOST_MEMORY):
             raise CheckFailed(f"{device.name} states a memory of {size!r:.80}; a device has 64 MiB to 64 TiB, in bytes")
     if first != again:
         raise CheckFailed(f"two probes in a row found different things: {first} and {again}")
@@ -289,8 +285,8 @@ def check_doctor(subject: HardwareSubject) -> None:
     spec = subject.spec
     if spec is None or not spec.checks:
         raise CheckSkipped("its spec brings no checks for the doctor")
+    versions = installed(("torch", "vllm", "transformers", "torch_npu", "vllm-ascend", "flash-attn"))
     for used in (subject.made, Cpu(), None):
-        versions = installed(("torch", "vllm", "transformers", "torch_npu", "vllm-ascend", "flash-attn"))
         situation = Situation(hardware=used, candidates=[subject.made], versions=versions)
         for check in spec.checks:
             where = f"{getattr(check, '__name__', check)} in a run on {used.name if used else 'unknown hardware'}"
@@ -301,16 +297,13 @@ def check_doctor(subject: HardwareSubject) -> None:
             except Exception as error:
                 raise CheckFailed(f"{where} raised {type(error).__name__}: {error}") from error
             for finding in findings:
-                _check_finding(finding, where)
-
-
-def _check_finding(finding: Any, where: str) -> None:
-    if not isinstance(finding, Finding):
-        raise CheckFailed(f"{where} returned {finding!r:.80}, which is no Finding")
-    if finding.result not in RESULTS or not finding.check or not finding.evidence:
-        raise CheckFailed(f"{where} returned {finding}: result is one of {', '.join(RESULTS)}, with evidence")
-    if finding.result in ("problem", "warning") and not finding.cure:
-        raise CheckFailed(f"{where} found a {finding.result} and names no cure: {finding.evidence}")
+                if not isinstance(finding, Finding):
+                    raise CheckFailed(f"{where} returned {finding!r:.80}, which is no Finding")
+                if finding.result not in get_args(FindingResult) or not finding.check or not finding.evidence:
+                    wanted = f"result is one of {', '.join(get_args(FindingResult))}, with evidence"
+                    raise CheckFailed(f"{where} returned {finding}: {wanted}")
+                if finding.result in ("problem", "warning") and not finding.cure:
+                    raise CheckFailed(f"{where} found a {finding.result} and names no cure: {finding.evidence}")
 
 
 @needs(check_probe, check_environment)
@@ -324,8 +317,5 @@ def check_computes(subject: HardwareSubject) -> None:
         raise CheckSkipped("compute=False")
     if not subject.probe.available:
         raise CheckSkipped("it is not available here")
-    found = subject.fresh(computed)
-    if found == NO_TORCH:
-        raise CheckSkipped("torch is not installed")
-    if found:
+    if found := subject.fresh(computed):
         raise CheckFailed(found)

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
-from itertools import takewhile
-from types import ModuleType
 from typing import Any, Literal
 
 import attrs
@@ -25,11 +23,8 @@ from agentrig.errors import ConfigError, nearest
 from agentrig.plugins.loading import told_if_slow
 from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 from agentrig.text import account_of
-
-CHECKED = tuple(KINDS)
-"""The kinds that have checks: all."""
 
 TRIAL = "play"
 """The checks of an agent with its tasks and its reward; `agentrig validate` runs them."""
@@ -37,38 +32,13 @@ TRIAL = "play"
 Function = Callable[[Any], str | None]
 
 
-class CheckFailed(AssertionError):
-    """A component lacks a property that training needs.
-
-    Args:
-        what: What was seen, and where.
-        cure: What to do about it, if it is not the check's own cure.
-        why: What goes wrong in training, if it is not the check's own reason.
-        check: The check's name; `Check` adds it.
-    """
-
-    def __init__(self, what: str, cure: str = "", why: str = "", check: str = "") -> None:
-        super().__init__(what, cure, why, check)
-        self.what, self.cure, self.why, self.check = what, cure, why, check
-
-    def __str__(self) -> str:
-        parts = [f"{self.check}: {self.what}" if self.check else self.what]
-        parts += [f"  why it matters: {self.why}"] if self.why else []
-        parts += [f"  what to do: {self.cure}"] if self.cure else []
-        return "\n".join(parts)
-
-
-class CheckSkipped(Exception):
-    """A check does not apply here; the message says why. Under pytest it is a skipped test."""
-
-
 _needs: dict[Function, tuple[Function, ...]] = {}
-_basic: set[Any] = set()
+_basic: list[Any] = []
 
 
 def basic(function: Function) -> Function:
     """Mark a check that all later checks of its kind need."""
-    _basic.add(function)
+    _basic.append(function)
     return function
 
 
@@ -115,12 +85,7 @@ class Check:
     @property
     def name(self) -> str:
         """Kind, dot, words with hyphens: `reward.same-twice`."""
-        return _name(self.kind, self.function)
-
-    @property
-    def short(self) -> str:
-        """The name without the kind."""
-        return self.name.partition(".")[2]
+        return f"{self.kind}.{self.function.__name__.removeprefix('check_').replace('_', '-')}"
 
     @property
     def why(self) -> str:
@@ -145,66 +110,62 @@ class Check:
             CheckSkipped: The check does not apply, or one that it needs has failed.
         """
         __tracebackhide__ = True  # pytest shows the test and the message, not this function
-        found = self._done(self.function)
+        found = self._ended()
         if isinstance(found, str):
             return found
         raise found from found.__cause__
 
-    def _failure(self, error: BaseException) -> CheckFailed:
-        """Return an error as this check's failure, with its reason and its cure."""
-        own = error if isinstance(error, CheckFailed) else CheckFailed(account_of(error))
-        failure = CheckFailed(own.what, own.cure or self.cure, own.why or self.why, self.name)
-        failure.__cause__ = error.__cause__ if own is error else error
-        return failure
-
-    def _done(self, function: Function) -> CheckFailed | CheckSkipped | str:
-        """Return how a check ended, or its fact; it runs once for each subject, after what it needs."""
+    def _ended(self) -> CheckFailed | CheckSkipped | str:
+        """Return how the check ended, or its fact; it runs once for each subject."""
         done: dict[Function, CheckFailed | CheckSkipped | str] = self.subject.done
-        if function in done:
-            return done[function]
-        for before in () if function is check_loads else (check_loads, *_before(function)):
-            found = self._done(before)
-            if isinstance(found, CheckFailed) and before in self.subject.chosen:
-                found = CheckSkipped(f"it needs {_name(self.kind, before)}, which failed")
+        if self.function not in done:
+            done[self.function] = self._needed() or self._run()
+        return done[self.function]
+
+    def _needed(self) -> CheckFailed | CheckSkipped | None:
+        """Do what the check needs; return what ended it, None if all passed."""
+        for function in _before(self.function):
+            before = attrs.evolve(self, function=function)
+            found = before._ended()
+            if isinstance(found, CheckFailed) and function in self.subject.chosen:
+                return CheckSkipped(f"it needs {before.name}, which failed")
             if not isinstance(found, str):  # a failure of what nobody asked for is told here
-                return done.setdefault(function, found)
+                return found
+        return None
+
+    def _run(self) -> CheckFailed | CheckSkipped | str:
         try:
-            with told_if_slow(f"doing the check {_name(self.kind, function)}"):
-                done[function] = function(self.subject) or ""
+            with told_if_slow(f"doing the check {self.name}"):
+                return self.function(self.subject) or ""
         except CheckSkipped as skipped:
-            done[function] = skipped
+            return skipped
         except (Exception, SystemExit) as error:
-            done[function] = attrs.evolve(self, function=function)._failure(error)
-        return done[function]
+            own = error if isinstance(error, CheckFailed) else CheckFailed(account_of(error))
+            failure = CheckFailed(own.what, own.cure or self.cure, own.why or self.why, self.name)
+            failure.__cause__ = error.__cause__ if own is error else error
+            return failure
 
     def result(self) -> Result:
         """Do the check and return what was found; a failure is not raised."""
         start = time.perf_counter()
+        found = self._ended()
         status: Literal["passed", "failed", "skipped"] = "passed"
-        try:
-            message = self()
-        except (CheckFailed, CheckSkipped) as found:
-            status, message = "failed" if isinstance(found, CheckFailed) else "skipped", str(found)
-        return Result(check=self.name, status=status, message=message, seconds=time.perf_counter() - start)
+        if not isinstance(found, str):
+            status = "failed" if isinstance(found, CheckFailed) else "skipped"
+        return Result(check=self.name, status=status, message=str(found), seconds=time.perf_counter() - start)
 
     def __str__(self) -> str:
         """Return the name; pytest shows it (`ids=str`)."""
         return self.name
 
 
-def _before(function: Function) -> list[Function]:
-    """Return the checks that a check needs: the last basic one above it, and those that it names itself."""
-    above = takewhile(lambda each: each is not function, _functions(import_module(function.__module__)))
-    return [*[each for each in above if each in _basic][-1:], *_needs.get(function, ())]
-
-
-def _functions(module: ModuleType) -> list[Any]:
-    """Return the functions of a module, in the order in which it defines them."""
-    return [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
-
-
-def _name(kind: str, function: Function) -> str:
-    return f"{kind}.{function.__name__.removeprefix('check_').replace('_', '-')}"
+def _before(function: Any) -> list[Function]:
+    """Return the checks that a check needs: `loads`, the last basic one above it, and those that it names itself."""
+    if function is check_loads:
+        return []
+    line = function.__code__.co_firstlineno
+    above = [f for f in _basic if f.__module__ == function.__module__ and f.__code__.co_firstlineno < line]
+    return [check_loads, *above[-1:], *_needs.get(function, ())]
 
 
 @attrs.frozen(kw_only=True)
@@ -270,10 +231,12 @@ def declared(kind: str) -> list[Check]:
     Raises:
         ConfigError: There are no checks of that kind.
     """
-    if kind not in (*CHECKED, TRIAL):
-        raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, CHECKED)} Kinds: {", ".join(CHECKED)}')
-    own = _functions(import_module(f"agentrig.testing.{kind}"))
-    return [Check(kind=kind, function=f) for f in (check_loads, *own) if f.__name__.startswith("check_")]
+    if kind not in (*KINDS, TRIAL):
+        raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, KINDS)} Kinds: {", ".join(KINDS)}')
+    module = f"agentrig.testing.{kind}"
+    own = [f for f in vars(import_module(module)).values() if getattr(f, "__module__", "") == module]
+    functions = [check_loads, *(f for f in own if f.__name__.startswith("check_"))]
+    return [Check(kind=kind, function=function) for function in functions]
 
 
 def subject_class(kind: str) -> type[Subject]:
@@ -320,34 +283,26 @@ def checks(
             )
         subject = subject_class(kind)(kind=kind, given=subject, settings=settings, **options)
         atexit.register(subject.close)  # pytest calls the checks one by one: nobody says when the last one has ended
-    chosen: list[Check] = []
     for wanted in ["*"] if only is None else only:
-        found = [each for each in every if fnmatchcase(each.name, wanted) or fnmatchcase(each.short, wanted)]
+        pattern = wanted if wanted.startswith(f"{kind}.") else f"{kind}.{wanted}"
+        found = {each.function for each in every if fnmatchcase(each.name, pattern)}
         if not found:
-            short = [each.short for each in every]
+            short = [each.name.removeprefix(f"{kind}.") for each in every]
             raise ConfigError(
                 f"the checks of {kind} have none called {wanted!r}.{nearest(wanted, short)}\n"
                 f"  they are: {', '.join(short)}"
             )
-        chosen += found
-    subject.chosen |= {each.function for each in chosen}
-    return [attrs.evolve(each, subject=subject) for each in every if each in chosen]
+        subject.chosen |= found
+    return [attrs.evolve(each, subject=subject) for each in every if each.function in subject.chosen]
 
 
 def check(
-    kind: str,
-    subject: Any,
-    *,
-    settings: Any = None,
-    only: Sequence[str] | None = None,
-    raise_failed: bool = True,
-    say: Callable[[str], None] | None = None,
-    **options: Any,
+    kind: str, subject: Any, *, raise_failed: bool = True, say: Callable[[str], None] | None = None, **more: Any
 ) -> Report:
     """Run the checks of a component and return the report.
 
     Args:
-        kind: The component's kind; `subject`, `settings`, `only` and `options` are those of `checks`.
+        kind: The component's kind; `subject` and `more` are the arguments of `checks`.
         raise_failed: Whether failed checks raise `CheckFailed`, with the whole report.
         say: Gets the lines of the report one by one, each as soon as it is known.
 
@@ -355,17 +310,17 @@ def check(
         CheckFailed: A check failed.
         ConfigError: There is no such kind, check or option.
     """
-    found, results = checks(kind, subject, settings=settings, only=only, **options), []
-    tell = say or (lambda line: None)
-    tell(f"{kind} {found[0].subject}")
+    found, results = checks(kind, subject, **more), []
+    of, tell = found[0].subject, say or (lambda line: None)
+    tell(f"{kind} {of}")
     try:
         for each in found:
             results.append(each.result())
             tell(str(results[-1]))
     finally:
-        if not isinstance(subject, Subject):
-            found[0].subject.close()
-    report = Report(kind=kind, subject=str(found[0].subject), results=results)
+        if of is not subject:
+            of.close()
+    report = Report(kind=kind, subject=str(of), results=results)
     tell(f"{report.counts}\n")
     if raise_failed and report.failed:
         raise CheckFailed(str(report))

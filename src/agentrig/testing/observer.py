@@ -18,9 +18,9 @@ from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.building import hooks_of
 from agentrig.plugins.observing import build_observers
 from agentrig.run.directory import RunDirectory
-from agentrig.testing.kit import CheckFailed, CheckSkipped, basic
+from agentrig.testing.kit import basic
 from agentrig.testing.run_directory import rollout_of, write_run
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 
 STEPS = 2
 """Of the run whose events it gets."""

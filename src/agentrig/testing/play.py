@@ -3,63 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
-from collections import Counter
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import attrs
 
-from agentrig.adapters import Adapter, Triplet
-from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
+from agentrig.figures import mean
+from agentrig.plan import RunSettings
 from agentrig.pools import Job
-from agentrig.rewards import Score
+from agentrig.rollouts import Rollout
+from agentrig.run.metrics import count_failures, count_nodes
+from agentrig.runners.engine import RolloutEngine
+from agentrig.runners.runtime import Runtime
 from agentrig.tasks import Task
-from agentrig.testing.agent import FORMS, AgentSubject, Play, demonstrated
-from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
+from agentrig.testing.agent import FORMS, AgentSubject, demonstrated, ended
+from agentrig.testing.kit import basic, needs
 from agentrig.testing.reward import NO_SCORE, RewardSubject
 from agentrig.testing.scripted import Reply
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, CheckSkipped
 from agentrig.text import cut, json_text, with_kind
 from agentrig.traces import items, mapping, message_of, reply_of, token_count
 
 NONSENSE = "lorem ipsum"
 """What a model says that knows nothing."""
 
-FAILURES = 0.25
-"""Share of failed rollouts at which a run stops (`run.failure_limit`)."""
-
-PRIVATE_SHOWN = 300
-"""Most characters of a task's private part in a message."""
-
-ANSWERS_SHOWN = 200
-"""Most characters of what tools answered in a message."""
-
 STEP = 128
 """Rollouts in the step whose costs are stated where no recipe says how many a step has: 16 tasks, 8 rollouts each."""
-
-
-@attrs.frozen(kw_only=True)
-class Trial:
-    """One rollout, scored and adapted.
-
-    Attributes:
-        said: What the scripted model says: `gold` (right replies), `nonsense` or `script`; `model` for a real one.
-        score: None for a rollout that failed.
-    """
-
-    play: Play
-    said: str
-    score: Score | None
-    triplets: Sequence[Triplet]
-
-    @property
-    def failure(self) -> str | None:
-        """The failure's kind, as `Rollout.failure`."""
-        return self.play.failure or ("reward-invalid" if self.score and self.score.status == "invalid" else None)
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -67,31 +40,29 @@ class PlaySubject(AgentSubject):
     """An agent with its tasks, its reward and an adapter; `AgentSubject` has the other options.
 
     Attributes:
-        reward: The reward.
-        adapter: The adapter.
+        reward: The reward, a `RewardSubject`.
+        adapter: The adapter, a `Subject`.
         endpoint: A real model's server; None for the scripted one.
         step: Rollouts of a step of the recipe that uses the agent; None without one.
     """
 
+    reward: Any = None
+    adapter: Any = None
     limit: int = 12
     script: Any = None
-    reward: RewardSubject | None = None
-    adapter: Subject | None = None
     endpoint: Endpoint | None = None
     step: int | None = None
 
     @cached_property
     def judge(self) -> RewardSubject:
-        """Scores answers as a run does."""
-        assert self.reward is not None
-        return attrs.evolve(self.reward, tasks=self.rows, limit=len(self.rows))
+        """The reward, with the agent's tasks."""
+        judge: RewardSubject = attrs.evolve(self.reward, tasks=self.rows, limit=len(self.rows))
+        return judge
 
-    @property
-    def adapt(self) -> Adapter:
-        """The adapter, built."""
-        assert self.adapter is not None
-        adapter: Adapter = self.adapter.made
-        return adapter
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        """Scores and adapts what was played, as in a run."""
+        return RolloutEngine(Runtime(self.pool), scorer=self.judge.scorer(), adapter=self.adapter.made)
 
     @cached_property
     def real(self) -> Endpoint | None:
@@ -103,14 +74,11 @@ class PlaySubject(AgentSubject):
         job = super().job(task)
         return attrs.evolve(job, endpoint=self.real) if self.real else job
 
-    def trial(self, task: Task, said: str, script: Any) -> Trial:
+    def trial(self, task: Task, script: Any) -> Rollout:
         """Play, score and adapt a task."""
-        play = self.alone(task, script)
-        outcome: Outcome = play.result.outcome
-        if outcome.failure is not None:
-            return Trial(play=play, said=said, score=None, triplets=())
-        (score,) = self.judge.scores([(task, outcome.answer)], late=True)
-        return Trial(play=play, said=said, score=score, triplets=tuple(self.adapt(play.result.trace)))
+        result = self.alone(task, script).result
+        (rollout,) = self.engine.scored([result], {result.id: (task, task.id)}, step=0, mode="dev")
+        return rollout
 
     @cached_property
     def right(self) -> list[str]:
@@ -125,48 +93,51 @@ class PlaySubject(AgentSubject):
     def form(self) -> str:
         """The form of a right answer that the agent reads; the first if it reads none."""
         task, right = self.rows[0], self.right[0]
-        low = _value(self.trial(task, "nonsense", NONSENSE))
-        found = (f for f in FORMS if _value(self.trial(task, "gold", Reply(text=f.format(right)))) > low)
-        return next(found, FORMS[0])
+        low = _value(self.trial(task, NONSENSE))
+        return next((f for f in FORMS if _value(self.trial(task, Reply(text=f.format(right)))) > low), FORMS[0])
 
     @cached_property
-    def trials(self) -> list[Trial]:
-        """Every task: with the real model, with the script, or once with right replies and once with nonsense.
+    def trials(self) -> dict[str, list[Rollout]]:
+        """Every task by what the model says: `model` (a real one), `script`, or `gold` (right replies) and `nonsense`.
 
         Right replies are those of the demonstrator, calls of tools included; without one, the task's gold as text.
         """
         if self.endpoint is not None:
-            return [self.trial(task, "model", None) for task in self.rows]
+            return {"model": [self.trial(task, None) for task in self.rows]}
         if self.script is not None:
-            return [self.trial(task, "script", self.script) for task in self.rows]
+            return {"script": [self.trial(task, self.script) for task in self.rows]}
         right: list[Any] = []
         if self.demonstrator is not None:
             right = [demonstrated(task, self.demonstrator) for task in self.rows]
         else:
             with contextlib.suppress(CheckSkipped):  # the right answers are not known
                 right = [Reply(text=self.form.format(text)) for text in self.right]
-        found = [self.trial(task, "gold", script) for task, script in zip(self.rows, right, strict=False)]
-        return [*found, *(self.trial(task, "nonsense", NONSENSE) for task in self.rows)]
+        gold = [self.trial(task, script) for task, script in zip(self.rows, right, strict=False)]
+        nonsense = {"nonsense": [self.trial(task, NONSENSE) for task in self.rows]}
+        return {"gold": gold, **nonsense} if gold else nonsense
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All of them."""
+        return list(itertools.chain(*self.trials.values()))
 
     @property
     def demonstrated_answers(self) -> dict[str, Any]:
         """Task id to the agent's answer if the model says what the demonstrator says; empty unless all are correct."""
-        right = [t for t in self.trials if t.said == "gold"] if self.demonstrator is not None else []
-        if not all(t.score and t.score.correct for t in right):
-            return {}
-        return {t.play.task.id: t.play.result.outcome.answer for t in right}
+        right = self.trials.get("gold", []) if self.demonstrator is not None else []
+        return {r.task.id: r.outcome.answer for r in right} if all(r.correct for r in right) else {}
 
     def mean(self, said: str) -> float | None:
         """Return the mean reward of the rollouts in which the model said this; None if none was scored."""
-        values = [t.score.value for t in self.trials if t.said == said and t.score and t.score.value is not None]
-        return round(math.fsum(values) / len(values), 4) if values else None
+        found = mean([r.value for r in self.trials.get(said, []) if r.value is not None])
+        return None if found is None else round(found, 4)
 
     def figures(self) -> dict[str, Any]:
         """Return what would be trained, and what it costs, as JSON values."""
-        trials = self.trials
-        n = max(1, len(trials))
-        calls = [c.attributes for t in trials for c in t.play.result.trace.llm_calls()]
-        triplets = [triplet for t in trials for triplet in t.triplets]
+        rollouts = self.rollouts
+        n = max(1, len(rollouts))
+        calls = [call.attributes for r in rollouts for call in r.trace.llm_calls()]
+        triplets = [triplet for r in rollouts for triplet in r.triplets]
         costs = {
             "calls": len(calls),
             "prompt_tokens": sum(token_count(call, "prompt") or 0 for call in calls),
@@ -177,14 +148,14 @@ class PlaySubject(AgentSubject):
             "agent": str(self),
             "reward": str(self.judge),
             "adapter": str(self.adapter),
-            "rollouts": len(trials),
-            "failures": dict(Counter(t.failure for t in trials if t.failure)),
-            "reward_mean": {said: self.mean(said) for said in dict.fromkeys(t.said for t in trials)},
-            "trained_by_node": dict(Counter(triplet.node or "(no node)" for triplet in triplets)),
+            "rollouts": len(rollouts),
+            "failures": count_failures(rollouts),
+            "reward_mean": {said: self.mean(said) for said in self.trials},
+            "trained_by_node": count_nodes(rollouts)["trained"],
             **{f"{name}_per_rollout": round(total / n, 2) for name, total in costs.items()},
             "trained_calls_per_rollout": round(len(triplets) / n, 2),
             "trained_tokens_per_rollout": round(sum(len(triplet.response_ids) for triplet in triplets) / n, 1),
-            "seconds_per_rollout": round(sum(t.play.result.duration_s for t in trials) / n, 3),
+            "seconds_per_rollout": round(sum(r.duration_s for r in rollouts) / n, 3),
             f"{example}step_of_{size}_rollouts": {name: round(total / n * size) for name, total in costs.items()},
         }
 
@@ -196,7 +167,7 @@ def check_parts(subject: PlaySubject) -> None:
     Why: A run with these components does not start.
     Cure: Mend what the message names: the tasks, the reward or the adapter.
     """
-    _ = subject.rows, subject.judge.made, subject.adapt
+    _ = subject.rows, subject.judge.made, subject.adapter.made
 
 
 @basic
@@ -206,9 +177,10 @@ def check_rollouts(subject: PlaySubject) -> None:
     Why: Failed rollouts are left out of training, and more than 25% of them stop the run.
     Cure: See the checks of the agent above; `agentrig dev` shows such a rollout with its spans.
     """
-    failed = [t for t in subject.trials if t.play.failure]
-    if len(failed) > FAILURES * len(subject.trials):
-        raise CheckFailed(f"{len(failed)} of {len(subject.trials)} rollouts failed; the first: {failed[0].play.says()}")
+    failed = [r for r in subject.rollouts if r.outcome.failure]
+    if len(failed) > RunSettings().failure_limit * len(subject.rollouts):
+        first = ended(failed[0].task, failed[0].outcome)
+        raise CheckFailed(f"{len(failed)} of {len(subject.rollouts)} rollouts failed; the first: {first}")
 
 
 def check_scored(subject: PlaySubject) -> None:
@@ -217,16 +189,13 @@ def check_scored(subject: PlaySubject) -> None:
     Why: An `invalid` score leaves the rollout out, as if the environment had failed.
     Cure: Let the agent return what the reward reads (its type, its form), or change the reward.
     """
-    for trial in subject.trials:
-        if trial.score is not None and trial.score.status == "invalid":
-            reason = trial.score.details.get("reason")
-            answer = trial.play.result.outcome.answer
+    for rollout in subject.rollouts:
+        if rollout.score is not None and rollout.score.status == "invalid":
+            reason = rollout.score.details.get("reason")
             raised = str(reason).startswith(NO_SCORE)
-            cure = (
-                "Mend the reward. What it reads of a task must be in its `private` (tasks.private)." if raised else ""
-            )
             raise CheckFailed(
-                f"task {trial.play.task.id}, answer {answer!r:.80}: the score is invalid ({reason})", cure
+                f"task {rollout.task.id}, answer {rollout.outcome.answer!r:.80}: the score is invalid ({reason})",
+                "Mend the reward. What it reads of a task must be in its `private` (tasks.private)." if raised else "",
             )
 
 
@@ -247,24 +216,24 @@ def check_readable(subject: PlaySubject) -> str:
             )
         _ = subject.right  # says why they are not known
         raise CheckSkipped("no rollout with a right answer was scored")
-    gold = [t for t in subject.trials if t.said == "gold"]
+    gold = subject.trials["gold"]
     first = gold[0]
-    tools, cure = tools_of(first.play)
+    tools, cure = tools_of(first)
     if not right > (nonsense or 0.0):
-        private = "".join(f", private.{key} is {with_kind(value)}" for key, value in first.play.task.private.items())
+        private = "".join(f", private.{key} is {with_kind(value)}" for key, value in first.task.private.items())
         raise CheckFailed(
             f"the model said the right answer of each task, and the mean reward was {right}; with nonsense "
-            f"it was {nonsense}. Task {first.play.task.id}: the agent's answer is "
-            f"{with_kind(first.play.result.outcome.answer)}{cut(private, PRIVATE_SHOWN)}"
+            f"it was {nonsense}. Task {first.task.id}: the agent's answer is "
+            f"{with_kind(first.outcome.answer)}{cut(private, 300)}"
             f"{tools}{'' if subject.demonstrator else subject.judge.guess}",
             cure,
         )
-    if subject.demonstrator is not None and not any(t.score and t.score.correct for t in gold):
-        replies = [reply_of(call.attributes) for call in first.play.result.trace.llm_calls()]
+    if subject.demonstrator is not None and not any(r.correct for r in gold):
+        replies = [reply_of(call.attributes) for call in first.trace.llm_calls()]
         raise CheckFailed(
             f"the model said what the demonstrator says, and the answer of no task was judged correct (mean reward "
-            f"{right}). Task {first.play.task.id}: the model said {'; '.join(replies)!r:.160}, and the agent answered "
-            f"{first.play.result.outcome.answer!r:.80}{tools}",
+            f"{right}). Task {first.task.id}: the model said {'; '.join(replies)!r:.160}, and the agent answered "
+            f"{first.outcome.answer!r:.80}{tools}",
             cure,
         )
     if nonsense is None or 2 * nonsense < right:
@@ -275,14 +244,14 @@ def check_readable(subject: PlaySubject) -> str:
     )
 
 
-def tools_of(play: Play) -> tuple[str, str]:
+def tools_of(rollout: Rollout) -> tuple[str, str]:
     """Return what went wrong with the tools of a rollout, as the end of a message, and the cure; else two empty texts.
 
     It is a tool that the model called and the agent did not offer, or else what the tools answered: the agent sends
     that to the model with its next call.
     """
     answers: dict[str, None] = {}
-    for call in play.result.trace.llm_calls():
+    for call in rollout.trace.llm_calls():
         request = mapping(call.attributes.get("request"))
         offered = [_name(tool) for tool in items(request.get("tools"))]
         called = [_name(tool) for tool in items(message_of(call.attributes).get("tool_calls"))]
@@ -293,11 +262,12 @@ def tools_of(play: Play) -> tuple[str, str]:
                 "the demonstrator."
             )
         said = [mapping(message) for message in items(request.get("messages"))]
-        answers |= {_text(message.get("content")): None for message in said if message.get("role") == "tool"}
+        told = [message.get("content") for message in said if message.get("role") == "tool"]
+        answers |= dict.fromkeys(text if isinstance(text, str) else json_text(text) for text in told)
     if not answers:
         return "", ""
     quoted = ", then ".join(repr(text) for text in answers)
-    return f". To the model's calls the tool answered {cut(quoted, ANSWERS_SHOWN)}", (
+    return f". To the model's calls the tool answered {cut(quoted, 200)}", (
         "If that is an error, compare the demonstrator's calls with what the tool takes: the agent gets a call's "
         "`arguments` as JSON text (json.loads reads it). Else compare the agent's answer with what the reward expects."
     )
@@ -305,10 +275,6 @@ def tools_of(play: Play) -> tuple[str, str]:
 
 def _name(tool: Any) -> str:
     return str(mapping(mapping(tool).get("function")).get("name"))
-
-
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else json_text(content)
 
 
 def check_trains(subject: PlaySubject) -> None:
@@ -322,12 +288,11 @@ def check_trains(subject: PlaySubject) -> None:
             f"{subject.real.base_url} returns no token ids (`return_token_ids`, as vLLM does), and without them no "
             "call can be trained; without an endpoint, the scripted model shows what the adapter keeps"
         )
-    if not any(t.triplets for t in subject.trials):
-        traces = [t.play.result.trace for t in subject.trials]
-        nodes = sorted({node for trace in traces for call in trace.llm_calls() for node in trace.nodes(call)})
-        calls = sum(len(trace.llm_calls()) for trace in traces)
+    if not any(rollout.triplets for rollout in subject.rollouts):
+        calls = [(r.trace, call) for r in subject.rollouts for call in r.trace.llm_calls()]
+        nodes = sorted({node for trace, call in calls for node in trace.nodes(call)})
         raise CheckFailed(
-            f"of {calls} calls the adapter keeps none; the calls are under: {', '.join(nodes) or 'no node'}"
+            f"of {len(calls)} calls the adapter keeps none; the calls are under: {', '.join(nodes) or 'no node'}"
         )
 
 
@@ -351,5 +316,5 @@ def _returns_ids(endpoint: Endpoint) -> bool:
         return False
 
 
-def _value(trial: Trial) -> float:
-    return trial.score.value if trial.score and trial.score.value is not None else -math.inf
+def _value(rollout: Rollout) -> float:
+    return -math.inf if rollout.value is None else rollout.value

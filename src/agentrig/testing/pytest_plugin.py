@@ -25,7 +25,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     The traceback is shown only if the component itself raised: otherwise it has agentrig's lines and no other.
     """
     from agentrig.errors import AgentrigError
-    from agentrig.testing.kit import CheckFailed, CheckSkipped
+    from agentrig.testing.subject import CheckFailed, CheckSkipped
 
     try:
         return (yield)

@@ -9,11 +9,8 @@ import attrs
 from agentrig.errors import ConfigError
 from agentrig.hardware import HardwareError
 from agentrig.plan import Plan, resolve, to_toml
-from agentrig.testing.kit import CheckFailed, CheckSkipped, basic
-from agentrig.testing.subject import Subject
-
-BUILT = ("reward", "adapter")
-"""Components that a run builds in its own process before it starts anything."""
+from agentrig.testing.kit import basic
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -79,7 +76,7 @@ def check_builds(subject: RecipeSubject) -> None:
     Why: The run ends before its first step.
     Cure: Correct the component that the message names, or the keys that the recipe gives it.
     """
-    for kind in BUILT:
+    for kind in ("reward", "adapter"):  # a run builds these in its own process, before it starts anything
         subject.plan.build(kind)
 
 

@@ -7,7 +7,6 @@ server than the run's.
 from __future__ import annotations
 
 import json
-from functools import cache
 from importlib import resources
 
 from agentrig.traces import Span, Trace
@@ -16,16 +15,8 @@ FRAMEWORKS = ("langgraph", "openai", "httpx", "streaming", "agents-sdk")
 """LangGraph; the OpenAI client with tools; plain httpx; asynchronous streams; the OpenAI Agents SDK."""
 
 
-@cache
-def _text(name: str) -> str:
-    return (resources.files("agentrig.testing") / "traces" / f"{name}.json").read_text("utf-8")
-
-
 def recorded_traces() -> dict[str, Trace]:
     """Return the traces by framework; each call returns new objects."""
-    return {name: trace_of(name, _text(name)) for name in FRAMEWORKS}
-
-
-def trace_of(name: str, text: str) -> Trace:
-    """Return a trace from the JSON text of its spans."""
-    return Trace(rollout_id=name, spans=tuple(Span(**row) for row in json.loads(text)))
+    folder = resources.files("agentrig.testing") / "traces"
+    rows = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in FRAMEWORKS}
+    return {name: Trace(rollout_id=name, spans=tuple(Span(**row) for row in of)) for name, of in rows.items()}

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from agentrig.runners.judging import GRACE_S
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.testing.elsewhere import elsewhere
-from agentrig.testing.kit import CheckFailed, CheckSkipped, basic, needs
-from agentrig.testing.samples import TriedSubject, difference
+from agentrig.testing.kit import basic, needs
+from agentrig.testing.subject import CheckFailed, CheckSkipped, TriedSubject, difference
 from agentrig.text import amount, json_text, with_kind
 from agentrig.traces import Trace
 
@@ -153,6 +154,16 @@ class RewardSubject(TriedSubject):
             f"{'' if shows else '; or give the task set a method `demonstrate(task, call)`'}"
         )
 
+    def scorer(self, reward: Any = None, *, threads: int = 1) -> Scorer:
+        """Return what scores answers in a run; without `reward`, the one that was built."""
+        return Scorer(
+            self.made if reward is None else reward,
+            budget_s=self.budget_s,
+            threads=threads,
+            correctness=Correctness(reward_at=self.spec.correct_at if self.spec else None),
+            sees_trace=self.sees_trace,
+        )
+
     def scores(
         self, items: Sequence[tuple[Task, Any]], *, reward: Any = None, threads: int = 1, late: bool = False
     ) -> list[Score]:
@@ -167,16 +178,18 @@ class RewardSubject(TriedSubject):
             found: Score = made(task, outcome, budget_s, *trace)
             return found
 
-        found = Scorer(
-            single if callable(made) else made,  # without its `score_many`
-            budget_s=self.budget_s,
-            threads=threads,
-            correctness=Correctness(reward_at=self.spec.correct_at if self.spec else None),
-            sees_trace=self.sees_trace,
-        )([(task, Outcome(answer=answer), NO_CALLS) for task, answer in items])
+        scorer = self.scorer(single if callable(made) else made, threads=threads)  # without its `score_many`
+        found = scorer([(task, Outcome(answer=answer), NO_CALLS) for task, answer in items])
         if not late and any(_reason(score).startswith(OVER_BUDGET) for score in found):
             raise CheckSkipped("an answer's score ran past its budget: see reward.budget")
         return found
+
+    def call(self, task: Task, outcome: Outcome) -> Any:
+        """Call the reward itself, and return what it returns."""
+        trace = (NO_CALLS,) * self.sees_trace
+        if callable(self.made):
+            return self.made(task, outcome, self.budget_s, *trace)
+        return self.made.score_many([(task, outcome, *trace)], self.budget_s)[0]
 
     @property
     def sees_trace(self) -> bool:
@@ -208,7 +221,8 @@ class RewardSubject(TriedSubject):
             return False
         scores = self.scores(self.plain)
         right, other = scores[: len(golds)], scores[len(golds) :]
-        return _total(right) > _total(other)
+        total, others = (math.fsum(s.value or 0.0 for s in some) for some in (right, other))
+        return total > others
 
     def bears(self, given: Mapping[str, Any], allowed: Callable[[Score], bool] = lambda score: True) -> None:
         """Fail if the score of an answer, given by its description, is not allowed, or counts as correct."""
@@ -275,7 +289,7 @@ def check_batch(subject: RewardSubject) -> None:
     """
     if getattr(subject.made, "score_many", None) is None:
         raise CheckSkipped("it has no score_many")
-    many = Scorer(subject.made, budget_s=subject.budget_s, sees_trace=subject.sees_trace)
+    many = subject.scorer()
     found = many([(task, Outcome(answer=answer), NO_CALLS) for task, answer in subject.plain])
     if many.batch_fault:
         raise CheckFailed(f"{len(found)} answers at once: {many.batch_fault}")
@@ -291,8 +305,7 @@ def check_gold(subject: RewardSubject) -> None:
     Cure: Score the task's own right answer; if the data is wrong, leave the task out.
     """
     found = subject.scores(list(zip(subject.rows, subject.golds, strict=True)))
-    wrong = [each for each in zip(subject.rows, subject.golds, found, strict=True) if not each[2].correct]
-    if wrong:
+    if wrong := [each for each in zip(subject.rows, subject.golds, found, strict=True) if not each[2].correct]:
         task, answer, score = wrong[0]
         why = f", {_reason(score)}" if _reason(score) else ""
         raise CheckFailed(
@@ -371,11 +384,10 @@ def check_budget(subject: RewardSubject) -> None:
     Cure: Give up before `budget_s`, the third argument, and return `Score.timeout(reason)`.
     """
     items = {f"task {task.id}, answer {answer!r:.40}": (task, answer) for task, answer in subject.plain}
-    for name, answer in {**ODD, **OTHER_TYPES}.items():
-        items[f"task {subject.rows[0].id}, {name}"] = subject.rows[0], answer
-    for name, score in zip(
-        items, subject.scores(list(items.values()), threads=subject.threads, late=True), strict=True
-    ):
+    first = subject.rows[0]
+    items |= {f"task {first.id}, {name}": (first, answer) for name, answer in {**ODD, **OTHER_TYPES}.items()}
+    scores = subject.scores(list(items.values()), threads=subject.threads, late=True)
+    for name, score in zip(items, scores, strict=True):
         if _reason(score).startswith(OVER_BUDGET):
             raise CheckFailed(f"{name}: no score after {subject.budget_s:g} s and {GRACE_S:g} s of grace")
 
@@ -386,15 +398,11 @@ def check_leaves_task(subject: RewardSubject) -> None:
     Why: Tasks are shared: the next answer to the same task would be judged by other data.
     Cure: Copy what you change: `dict(task.private)`, `sorted(...)` instead of `.sort()`.
     """
-    reward, trace = subject.made, (NO_CALLS,) * subject.sees_trace
     for before, text in subject.plain:
         for answer in (text, {"text": ["b", "a"]}):
             task, outcome = copy.deepcopy(before), Outcome(answer=copy.deepcopy(answer))
             with contextlib.suppress(Exception):  # other checks' matter
-                if callable(reward):
-                    reward(task, outcome, subject.budget_s, *trace)
-                else:
-                    reward.score_many([(task, outcome, *trace)], subject.budget_s)
+                subject.call(task, outcome)
             was, now = ([dict(t.input), dict(t.private), a] for t, a in ((before, answer), (task, outcome.answer)))
             if changed := difference(was, now):
                 raise CheckFailed(f"task {before.id} or its answer is changed: {changed}")
@@ -406,18 +414,8 @@ def check_storable(subject: RewardSubject) -> None:
     Why: Scores go into the run's files: what is not JSON is stored as text.
     Cure: Put only JSON values into `details`, and finite numbers into `components`.
     """
-    made, given = subject.made, list[tuple[Task, Score]]()
-
-    def kept(task: Task, outcome: Outcome, budget_s: float, *trace: Trace) -> Score:
-        """Keep the score as the reward gives it, before a run makes text of other details."""
-        if callable(made):
-            given.append((task, made(task, outcome, budget_s, *trace)))
-        else:
-            given.append((task, made.score_many([(task, outcome, *trace)], budget_s)[0]))
-        return given[-1][1]
-
-    subject.scores(subject.plain, reward=kept)
-    for task, score in given:
+    for task, answer in subject.plain:
+        score = subject.call(task, Outcome(answer=answer))
         problem = json_problem(dict(score.details), "details")
         bad = [k for k, v in score.components.items() if not isinstance(v, int | float) or not math.isfinite(v)]
         if problem or bad:
@@ -436,27 +434,20 @@ def check_monotone(subject: RewardSubject) -> None:
     for task in subject.rows:
         steps = list(subject.ladder(task))
         values = [s.value for s in subject.scores([(task, answer) for answer in steps])]
-        for i in range(1, len(values)):
-            low, high = values[i - 1], values[i]
+        for (worse, low), (better, high) in pairwise(zip(steps, values, strict=True)):
             if low is None or high is None or high < low:
-                raise CheckFailed(
-                    f"task {task.id}: {steps[i - 1]!r:.60} has {low}, the better {steps[i]!r:.60} has {high}"
-                )
+                raise CheckFailed(f"task {task.id}: {worse!r:.60} has {low}, the better {better!r:.60} has {high}")
         if len(steps) > 1 and values[-1] == values[0] and subject.tells_apart:
             raise CheckFailed(f"task {task.id}: the best answer has no more than the worst, {values[0]}")
 
 
 def _compare(subject: RewardSubject, how: str, found: Sequence[Score]) -> None:
     """Fail if scores differ from those of a first call."""
-    for (task, answer), one, other in zip(subject.plain, subject.scores(subject.plain), found, strict=True):
-        different = difference([one.status, one.value, one.correct], [other.status, other.value, other.correct])
-        if different:
+    for (task, answer), *scores in zip(subject.plain, subject.scores(subject.plain), found, strict=True):
+        one, other = ([score.status, score.value, score.correct] for score in scores)
+        if different := difference(one, other):
             raise CheckFailed(f"task {task.id}, answer {answer!r:.60}, {how}: {different}")
 
 
 def _reason(score: Score) -> str:
     return str(score.details.get("reason", ""))
-
-
-def _total(scores: Sequence[Score]) -> float:
-    return math.fsum(s.value for s in scores if s.value is not None)

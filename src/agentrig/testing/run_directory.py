@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from agentrig.adapters import triplet_of
 from agentrig.plan import to_toml
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.directory import RunDirectory
+from agentrig.run.metrics import reward_figures
 from agentrig.traces import LLM_CALL, NODE
 
 QUESTIONS = (
@@ -115,67 +118,31 @@ def write_run(
     """Write a run directory whose accuracy rises from about 0.3 by `lift`."""
     draw = random.Random(seed)
     run = RunDirectory(path)
-    config: dict[str, dict[str, Any]] = {
-        "run": {
-            "name": path.name,
-            "seed": seed,
-            "failure_limit": 0.25,
-            "second_reward": [second_reward] if second_reward else [],
-        },
-        "tasks": {"use": "mini-sql"},
-        "agent": {"use": "langgraph-sql", "max_turns": 3, "table_info_truncate": 2048},
-        "reward": {"use": "spider-exec"},
-        "adapter": {"use": "agent-match", "match": "write"},
-        "algorithm": {"use": "grpo", "lr": lr, "model": "/models/qwen2-mini", "max_length": 512},
-        "hardware": {"use": "cpu"},
-        "runners": {"n": 2},
-    }
+    recorded = json.loads((resources.files("agentrig.testing") / "run.json").read_text("utf-8"))
+    config = recorded["config"]
+    config["run"] |= {"name": path.name, "seed": seed, "second_reward": [second_reward] if second_reward else []}
+    config["algorithm"]["lr"] = lr
     run.write("config.toml", to_toml(config))
-    manifest = {
-        "agentrig": "0.1.0",
-        "created": "2026-01-01T12:00:00+0000",
-        "recipe": "mini",
-        "seed": seed,
-        "python": "3.11.7",
-        "platform": "Linux",
-        "hardware": {"name": "cpu", "devices": [{"name": "2 x86-64 cores, AVX2", "memory": 8 << 30}], "evidence": []},
-        "plugins": [
-            {"name": "grpo", "distribution": "agentrig-grpo", "version": "0.1.0", "status": "ok", "error": None}
-        ],
-        "components": {
-            "agent": {"name": "langgraph-sql", "distribution": "agentrig-langgraph-sql", "version": "0.1.0"}
-        },
-        "packages": {"torch": "2.13.0", "transformers": "5.23.0"},
-        "data": {"report": {"split": "test", "tasks": held_out, "fingerprint": "9f" * 32}},
-        "model": "/models/qwen2-mini",
-        "warnings": [],
-    }
-    run.write_json("manifest.json", manifest)
+    data = {"report": {"split": "test", "tasks": held_out, "fingerprint": "9f" * 32}}
+    run.write_json("manifest.json", {**recorded["manifest"], "seed": seed, "data": data})
 
     def share(step: int) -> float:
         return 0.3 + lift * (1 - math.exp(-3 * step / max(1, steps)))
 
-    def measure(mode: Mode, step: int, n: int) -> tuple[float, int]:
+    def measure(mode: Mode, step: int, n: int) -> float:
         rights = [draw.random() < share(step) for _ in range(n)]
         rollouts = [rollout_of(i, right=r, mode=mode, step=step, turns=1 + i % 2) for i, r in enumerate(rights)]
         run.write_rollouts(rollouts, mode=mode, step=step)
-        return sum(rights) / n, n
+        return sum(rights) / n
 
-    before, n = measure("report", 0, held_out)
-    progress: dict[str, Any] = {"before": {"accuracy": before, "n": n, "failures": {}}}
-    run.write_json("progress.json", progress)
+    accuracy = {"before": measure("report", 0, held_out)}
+    run.write_json("progress.json", _measured(accuracy, held_out))
     for step in range(1, steps + 1):
-        rollouts = [
-            rollout_of(
-                i,
-                right=draw.random() < share(step),
-                mode="train",
-                step=step,
-                turns=1 + (draw.random() < 0.4),
-                failure="llm-error" if i == 0 and step % 7 == 3 else None,
-            )
-            for i in range(16)
-        ]
+        rollouts = []
+        for i in range(16):
+            right, turns = draw.random() < share(step), 1 + (draw.random() < 0.4)
+            failure = "llm-error" if i == 0 and step % 7 == 3 else None
+            rollouts.append(rollout_of(i, right=right, mode="train", step=step, turns=turns, failure=failure))
         # the two rewards disagree on one rollout of the last step
         second = {r.id: {second_reward: r.score} for r in rollouts if r.score is not None} if second_reward else {}
         if second_reward and step == steps:
@@ -183,55 +150,43 @@ def write_run(
             second[rollouts[3].id] = {second_reward: other}
         run.write_rollouts(rollouts, mode="train", step=step, second=second)
         valid = [r for r in rollouts if r.failure is None]
-        reward = sum(r.value or 0.0 for r in valid) / len(valid)
         seconds = {"rollout": 3.4 + draw.random(), "reward": 0.1, "update": 2.2 + 0.4 * draw.random()}
+        figures = reward_figures(rollouts)
         line: dict[str, Any] = {
             "step": step,
             "time": time.time(),
-            "reward": reward,
-            "accuracy": reward,
-            "reward_std": 0.4,
-            "rollouts": len(rollouts),
-            "failures": {"llm-error": 1} if step % 7 == 3 else {},
-            "zero_variance_groups": 0.3,
+            **figures,
+            **recorded["step"],
+            "accuracy": figures["reward"],
             "step_s": sum(seconds.values()) + 0.3,
             "time_s": seconds,
-            "rollouts_per_s": 24.0,
-            "tokens_per_s": 1830.0,
             "transitions_per_rollout": sum(len(r.triplets) for r in valid) / len(valid),
             "prompt_tokens": 61.0 + draw.random(),
             "response_tokens": 22.0 - 4 * step / steps + draw.random(),
-            "nodes": {
-                "seen": {"write_query": 16, "check_query": 22, "rewrite_query": 6},
-                "trained": {"write_query": 15, "rewrite_query": 6},
-            },
             "algorithm": {"weight_change": 0.01 + 0.002 * draw.random(), "loss": -0.02 * draw.random()},
         }
         if second_reward:
-            line["second_rewards"] = {
-                second_reward: {"n": len(valid), "mean": max(0.0, reward - 0.08), "differs": 1, "agreement": 0.9375}
-            }
-            line["reward_parts"] = {"rows": reward, "columns": 0.5}
+            judged = {"n": len(valid), "mean": max(0.0, figures["reward"] - 0.08), **recorded["second_reward"]}
+            line["second_rewards"] = {second_reward: judged}
+            line["reward_parts"] = {"rows": figures["reward"], "columns": 0.5}
         if step % 8 == 0 or step == steps:
-            line["validation_accuracy"], _ = measure("validation", step, 30)
+            line["validation_accuracy"] = measure("validation", step, 30)
         run.append_metrics(line)
     if ended:
-        after, n = measure("report", max(steps, 1), held_out)
-        progress["after"] = {"accuracy": after, "n": n, "failures": {}}
-        run.write_json("progress.json", progress)
+        accuracy["after"] = measure("report", max(steps, 1), held_out)
+        run.write_json("progress.json", _measured(accuracy, held_out))
         lines = run.metrics()
         summary = {
-            "accuracy": {"before": before, "after": after, "n": held_out},
+            **recorded["summary"],
+            "accuracy": {**accuracy, "n": held_out},
             "steps": steps,
             "wall_s": sum(x["step_s"] for x in lines) + 20,
             "rollouts": 16 * steps + 2 * held_out + 30 * sum("validation_accuracy" in x for x in lines),
             "failures": {"llm-error": sum(bool(x["failures"]) for x in lines)},
-            "time_share": {"rollout": 0.58, "reward": 0.02, "update": 0.36},
-            "transitions_per_rollout": 1.4,
-            "prompt_tokens": 61.5,
-            "response_tokens": 20.0,
-            "observer_errors": {},
-            "complete": True,
         }
         run.write_json("summary.json", summary)
     return path
+
+
+def _measured(accuracy: Mapping[str, float], n: int) -> dict[str, Any]:
+    return {end: {"accuracy": share, "n": n, "failures": {}} for end, share in accuracy.items()}

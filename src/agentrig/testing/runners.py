@@ -19,9 +19,10 @@ from agentrig.errors import AgentrigError
 from agentrig.pools import Job, Result, RunnerPool
 from agentrig.runners.jobs import AgentPlan
 from agentrig.testing import runners_agent
-from agentrig.testing.kit import CheckFailed, CheckSkipped, basic
+from agentrig.testing.elsewhere import left, living
+from agentrig.testing.kit import basic
 from agentrig.testing.runners_agent import described
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 
 NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="kit", sampling={"temperature": 0.5}, headers={"x-kit": "é"})
 SECRET = "KIT_OF_RUNNERS_KEY"
@@ -242,8 +243,6 @@ def check_leaves_nothing(subject: RunnersSubject) -> None:
     processes = [psutil.Process(pid) for pid in {*pids.values(), *pool.processes()}]
     pool.close()
     pool.close()
-    _, alive = psutil.wait_procs(processes, timeout=subject.ends_s)
-    alive = [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    if alive:
+    if alive := left(lambda: living(processes), subject.ends_s):
         names = [next((name for name, pid in pids.items() if pid == p.pid), "runner") for p in alive]
         raise CheckFailed(f"after close, these run {subject.ends_s:g} s later: {', '.join(sorted(names))}")

@@ -90,6 +90,9 @@ class Reply:
 Script = Callable[[Mapping[str, Any]], str | Reply]
 """What the server answers to a request's body: text, or a `Reply`. It is called from several threads."""
 
+Scripted = Script | str | Reply | Sequence[str | Reply]
+"""A script; or the answers in order, of which the last one repeats."""
+
 
 class Request(NamedTuple):
     """A request that the server got: its path, headers (names in lower case) and body."""
@@ -150,21 +153,39 @@ def serving(server: S) -> Iterator[S]:
         thread.join()
 
 
+def prompt_ids(body: Mapping[str, Any]) -> list[int]:
+    """Return the token ids of a request's prompt: the bytes of its messages, their roles and its tools."""
+    tools = json.dumps(body["tools"]) + "\n" if body.get("tools") else ""
+    text = "".join(f"<{message['role']}>{_said(message)}\n" for message in body["messages"])
+    return list(f"{tools}{text}<assistant>".encode("utf-8", "replace"))
+
+
+def logprob(token: int, position: int) -> float:
+    """Return the log-probability of a sampled token: another for each token and position, to see them mixed up."""
+    return -(1 + (7 * token + 13 * position) % 97) / 64
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return text + "".join(f"\n{call['name']} {call['arguments']}" for call in calls)
+
+
 class ScriptedServer(LocalServer):
     """Answers every chat completion as its script says.
 
     Args:
-        script: A function of the request's body; or the answers in order, of which the last one repeats.
+        script: What it answers.
         model: The name of its model.
         key: The API key that a request must have; '' takes any.
 
     Attributes:
         requests: What it got, in the order of arrival; may be cleared.
+        prompt_ids, logprob: The functions of this module; a subclass may have other tokens.
     """
 
-    def __init__(
-        self, script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL, key: str = ""
-    ) -> None:
+    def __init__(self, script: Scripted = "ok", *, model: str = MODEL, key: str = "") -> None:
         super().__init__(_Handler)
         self.script, self.model, self.key = script, model, key
         self.requests: list[Request] = []
@@ -185,40 +206,16 @@ class ScriptedServer(LocalServer):
             self.requests.append(request)
             return len(self.requests) - 1
 
-    def reply(self, body: Mapping[str, Any], number: int) -> Reply:
-        """Return the answer to a request, the `number`-th (from 0)."""
-        script = self.script
-        if isinstance(script, Sequence) and not isinstance(script, str):
-            script = script[min(number, len(script) - 1)]
-        answer = script(body) if callable(script) else script
-        return Reply(text=answer) if isinstance(answer, str) else answer
-
-    def prompt_ids(self, body: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of a request's prompt; a subclass may have other tokens."""
-        return prompt_ids(body)
-
-    def logprob(self, token: int, position: int) -> float:
-        """Return the log-probability of a sampled token; a subclass may have other ones."""
-        return logprob(token, position)
+    prompt_ids = staticmethod(prompt_ids)
+    logprob = staticmethod(logprob)
 
 
-def prompt_ids(body: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of a request's prompt: the bytes of its messages, their roles and its tools."""
-    tools = json.dumps(body["tools"]) + "\n" if body.get("tools") else ""
-    text = "".join(f"<{message['role']}>{_said(message)}\n" for message in body["messages"])
-    return list(f"{tools}{text}<assistant>".encode("utf-8", "replace"))
-
-
-def logprob(token: int, position: int) -> float:
-    """Return the log-probability of a sampled token: another for each token and position, to see them mixed up."""
-    return -(1 + (7 * token + 13 * position) % 97) / 64
-
-
-def _said(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return text + "".join(f"\n{call['name']} {call['arguments']}" for call in calls)
+def reply_to(body: Mapping[str, Any], script: Scripted, number: int = 0) -> Reply:
+    """Return what a script answers to a request, the `number`-th (from 0)."""
+    if isinstance(script, Sequence) and not isinstance(script, str):
+        script = script[min(number, len(script) - 1)]
+    answer = script(body) if callable(script) else script
+    return Reply(text=answer) if isinstance(answer, str) else answer
 
 
 class _Handler(QuietHandler):
@@ -240,7 +237,7 @@ class _Handler(QuietHandler):
         body = json.loads(raw)
         headers = {name.lower(): value for name, value in self.headers.items()}
         number = self.server.got(Request(self.path, headers, body))
-        reply = self.server.reply(body, number)
+        reply = reply_to(body, self.server.script, number)
         if reply.delay_s:
             time.sleep(reply.delay_s)
         if reply.status >= 400:
@@ -321,7 +318,7 @@ def _usage(asked: Sequence[int], sampled: Sequence[int]) -> dict[str, int]:
 
 
 def scripted_server(
-    script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL, key: str = ""
+    script: Scripted = "ok", *, model: str = MODEL, key: str = ""
 ) -> AbstractContextManager[ScriptedServer]:
     """Serve in a thread until the block ends; see `ScriptedServer`.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import attrs
@@ -20,9 +19,8 @@ from agentrig.endpoints import Endpoint
 from agentrig.hardware import Cpu, CpuConfig, Hardware
 from agentrig.processes.families import marked
 from agentrig.servers import Server, ServerPlan
-from agentrig.testing.kit import CheckFailed, CheckSkipped
 from agentrig.testing.policy import Part, Policy
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
 from agentrig.testing.tiny_model import make_tiny_model
 
 NAME = "policy"
@@ -34,8 +32,7 @@ MARK = "AGENTRIG_KIT"
 COUNT = itertools.count(1)
 
 
-@attrs.frozen(kw_only=True)
-class Reply:
+class Reply(NamedTuple):
     """A chat completion; `version` is `system_fingerprint`."""
 
     prompt: Sequence[int]
@@ -116,19 +113,15 @@ class ServerSubject(Subject):
             log=self.folder / "server.log",
         )
 
-    def start(self) -> Server:
-        """Start a server; the caller ends it."""
-        with self.marking():
-            server: Server = self.made(self.plan())
-            server.__enter__()
-            _ = server.endpoints
-        return server
-
     @property
     def server(self) -> Server:
         """The server that checks share, running."""
         if self.running is None:
-            self.running, self._version = self.start(), 0
+            with self.marking():
+                server: Server = self.made(self.plan())
+                server.__enter__()
+                _ = server.endpoints
+            self.running, self._version = server, 0
             self.policy.restore()
             self.opened.callback(self.stop)
         return self.running
@@ -183,7 +176,7 @@ class ServerSubject(Subject):
         return {**asked, "temperature": 1.0, "logprobs": True, "return_token_ids": True, **fields}
 
     def ask(self, text: str, **fields: Any) -> Reply:
-        """Return the first choice of a completion; see `replies` for the errors."""
+        """Return the first of `replies`."""
         return self.replies(text, **fields)[0]
 
     def replies(self, text: str, **fields: Any) -> list[Reply]:
@@ -197,7 +190,7 @@ class ServerSubject(Subject):
             raise CheckFailed(f"POST /chat/completions answers {answer.status_code}: {answer.text[:300]}")
         body = answer.json()
         try:
-            return [
+            found = [
                 Reply(
                     prompt=[int(i) for i in body["prompt_token_ids"]],
                     tokens=[int(i) for i in choice["token_ids"]],
@@ -214,6 +207,10 @@ class ServerSubject(Subject):
                 "Answer return_token_ids with prompt_token_ids beside choices and token_ids in each choice, and "
                 "logprobs with logprobs.content, as vLLM does.",
             ) from None
+        for reply in found:
+            if len(reply.tokens) != len(reply.logprobs) or not reply.tokens:
+                raise CheckFailed(f"{len(reply.tokens)} tokens came with {len(reply.logprobs)} log-probabilities")
+        return found
 
     def compare(self, text: str, reply: Reply | None = None, *, temperature: float = 1.0, when: str = "") -> None:
         """Compare the log-probabilities of an answer, asked for now by default, with the model's own.
@@ -222,8 +219,6 @@ class ServerSubject(Subject):
             CheckFailed: They differ; the message begins with `when`.
         """
         reply = reply or self.ask(text, temperature=temperature)
-        if len(reply.tokens) != len(reply.logprobs) or not reply.tokens:
-            raise CheckFailed(f"{when}{len(reply.tokens)} tokens came with {len(reply.logprobs)} log-probabilities")
         own = self.policy.logprobs(self.policy.ids(text), reply.tokens, temperature)
         far = [abs(a - b) for a, b in zip(own, reply.logprobs, strict=True)]
         if not max(far) <= self.tolerance:  # NaN is not equal either
@@ -232,11 +227,3 @@ class ServerSubject(Subject):
                 f"{when}token {at + 1} of {len(far)} has log-probability {reply.logprobs[at]:.4f}, and transformers "
                 f"computes {own[at]:.4f} with the same weights; {self.tolerance:g} are allowed"
             )
-
-
-def left(find: Any, within_s: float) -> list[Any]:
-    """Wait until `find()` is empty; return what it still finds at the end."""
-    end = time.monotonic() + within_s
-    while (found := find()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return list(found)

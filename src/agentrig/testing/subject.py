@@ -1,11 +1,11 @@
-"""Subjects: the component that is checked, from its name, its file, its spec or itself."""
+"""What is checked: the component, from its name, its file, its spec or itself; and how a check of it ends."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from importlib.machinery import PathFinder
@@ -19,9 +19,43 @@ from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plugins import composing
 from agentrig.plugins.building import built
 from agentrig.plugins.loading import load
-from agentrig.plugins.registry import BLOCK_VARIABLE, Component, Registry
+from agentrig.plugins.registry import BLOCK_VARIABLE, Component, Registry, a_kind
 from agentrig.plugins.specs import Spec
+from agentrig.run.splits import read_split, why_empty
 from agentrig.settings import structure
+from agentrig.tasks import Task, check_set
+from agentrig.text import cut
+
+
+class CheckFailed(AssertionError):
+    """A component lacks a property that training needs.
+
+    Args:
+        what: What was seen, and where.
+        cure: What to do about it, if it is not the check's own cure.
+        why: What goes wrong in training, if it is not the check's own reason.
+        check: The check's name; `Check` adds it.
+    """
+
+    def __init__(self, what: str, cure: str = "", why: str = "", check: str = "") -> None:
+        super().__init__(what, cure, why, check)
+        self.what, self.cure, self.why, self.check = what, cure, why, check
+
+    def __str__(self) -> str:
+        parts = [f"{self.check}: {self.what}" if self.check else self.what]
+        parts += [f"  why it matters: {self.why}"] if self.why else []
+        parts += [f"  what to do: {self.cure}"] if self.cure else []
+        return "\n".join(parts)
+
+
+class CheckSkipped(Exception):
+    """A check does not apply here; the message says why. Under pytest it is a skipped test."""
+
+
+def refuse(faults: Mapping[str, bool]) -> None:
+    """Fail, and name those faults that there are."""
+    if found := [fault for fault, there in faults.items() if there]:
+        raise CheckFailed("; ".join(found))
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -70,12 +104,9 @@ class Subject:
     @property
     def _parts(self) -> tuple[str, str]:
         """The file, or '', and the name in it, or ''."""
-        if not isinstance(self.given, str | Path):
-            return "", ""
-        head, colon, name = str(self.given).rpartition(":")
-        if colon and head.endswith(".py"):
-            return head, name
-        return (str(self.given), "") if str(self.given).endswith(".py") else ("", str(self.given))
+        given = str(self.given) if isinstance(self.given, str | Path) else ""
+        file, _, name = given.rpartition(":") if not given.endswith(".py") else (given, "", "")
+        return (file, name) if file.endswith(".py") else ("", given)
 
     @cached_property
     def registry(self) -> Registry:
@@ -160,6 +191,11 @@ class Subject:
         own = {"core", self.component.plugin if self.component else ""}
         return {BLOCK_VARIABLE: ",".join(p.name for p in self.registry.plugins if p.name not in own)}
 
+    @property
+    def failed(self) -> CheckFailed | None:
+        """The first check that was done and failed."""
+        return next((found for found in self.done.values() if isinstance(found, CheckFailed)), None)
+
     def close(self) -> None:
         """End what the checks have started."""
         self.opened.close()
@@ -169,10 +205,104 @@ def _send_by_value(given: Any) -> None:
     """Let cloudpickle send the module of a spec's or component's code whole, if no other process can import it."""
     made = getattr(given, "build", given)
     name = getattr(made, "__module__", None) or type(made).__module__
-    module = sys.modules.get(name)
-    if (
-        module is not None
-        and PathFinder.find_spec(name.partition(".")[0]) is None
-        and name not in sys.builtin_module_names
-    ):
-        cloudpickle.register_pickle_by_value(module)
+    importable = name in sys.builtin_module_names or PathFinder.find_spec(name.partition(".")[0]) is not None
+    if name in sys.modules and not importable:
+        cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class TriedSubject(Subject):
+    """A component that is tried on tasks.
+
+    Attributes:
+        tasks: A list of `Task`; or a task set: its name, `FILE.py:name`, its spec, itself, or a `Subject` of it. None
+            for the only one of the component's own plugin.
+        tasks_settings: The task set's keys.
+        split: Its split; '' for the one that is validated on, else the one that is trained on.
+        limit: How many tasks are tried.
+    """
+
+    tasks: Any = None
+    tasks_settings: Any = None
+    split: str = ""
+    limit: int = 12
+
+    @cached_property
+    def task_set(self) -> Subject | None:
+        """The task set; None for a list of tasks.
+
+        Raises:
+            CheckFailed: No tasks were given, and the component's plugin does not bring exactly one task set.
+        """
+        if isinstance(self.tasks, Sequence) and not isinstance(self.tasks, str):
+            return None
+        if isinstance(self.tasks, Subject):
+            return self.tasks
+        given = self._own_tasks() if self.tasks is None else self.tasks
+        return Subject(kind="tasks", given=given, settings=self.tasks_settings)
+
+    @property
+    def split_name(self) -> str:
+        """The split that they are from; '' for a list of tasks."""
+        if self.task_set is None:
+            return ""
+        made = self.task_set.made
+        return str(self.split or made.roles.get("validation") or made.roles.get("train") or made.splits[0])
+
+    @cached_property
+    def rows(self) -> list[Task]:
+        """The first tasks of the split.
+
+        Raises:
+            ConfigError: The split has no tasks.
+            CheckSkipped: They cannot be loaded, and a check of the task set has said so.
+        """
+        if self.task_set is None:
+            return list(self.tasks[: self.limit])
+        try:
+            return self._loaded(self.task_set)
+        except Exception:
+            if failed := self.task_set.failed:
+                raise CheckSkipped(f"it needs {failed.check}, which failed") from None
+            raise
+
+    def _loaded(self, task_set: Subject) -> list[Task]:
+        made, who = task_set.made, f"task set {task_set}"
+        check_set(made, who)
+        name = self.split_name
+        found = list(read_split(made, name, who=who)[: self.limit])
+        if not found:
+            cure = why_empty(made, name) or "give another: split=NAME"
+            raise ConfigError(f'{who}: the split "{name}" has no tasks; {cure}')
+        return found
+
+    def _own_tasks(self) -> Any:
+        component, known = self.component, self.registry.components("tasks") if self.registered else []
+        own = [c.spec for c in known if component and c.plugin == component.plugin]
+        if len(own) != 1:
+            brought = ", ".join(spec.name for spec in own) or "no task set"
+            names = ", ".join(sorted({c.spec.name for c in self.registry.components("tasks")})) or "none"
+            raise CheckFailed(
+                f"it is not known with which tasks to try it: its plugin brings {brought}",
+                cure=f'Name a task set: `agentrig validate NAME --tasks TASKS`; in a test `tasks="TASKS"`, '
+                f'`tasks="FILE.py:NAME"` or a list of agentrig.Task. Installed: {names}.',
+                why=f"The checks of {a_kind(self.kind)} play it on a few tasks.",
+            )
+        return own[0]
+
+
+def texts_of(value: Any) -> list[str]:
+    """Return all texts and numbers in a JSON value, as text."""
+    if isinstance(value, dict | list | tuple):
+        return [text for item in (value.values() if isinstance(value, dict) else value) for text in texts_of(item)]
+    return [] if value is None or isinstance(value, bool) else [str(value)]
+
+
+def difference(one: Any, other: Any, path: str = "") -> str:
+    """Return where two values differ and what each is, or an empty text."""
+    if type(one) is type(other) and isinstance(one, list | tuple) and len(one) == len(other):
+        parts = (difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(one, other, strict=True)))
+        return next((p for p in parts if p), "")
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return next((p for k in one if (p := difference(one[k], other[k], f"{path}.{k}"))), "")
+    return "" if one == other else f"{path.lstrip('.') or 'it'}: {cut(repr(one), 80)} and {cut(repr(other), 80)}"

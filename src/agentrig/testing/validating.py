@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
-from agentrig.testing.kit import CHECKED, TRIAL, CheckFailed, Report, check, declared
+from agentrig.testing.kit import TRIAL, Report, check, declared
 from agentrig.testing.play import PlaySubject
 from agentrig.testing.reward import RewardSubject
-from agentrig.testing.samples import TriedSubject
-from agentrig.testing.subject import Subject
+from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject, TriedSubject
+from agentrig.testing.tasks import TasksSubject
 from agentrig.text import account_of
 
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
@@ -43,10 +44,6 @@ class Target:
     def given(self) -> str:
         """What finds it: its name, or `FILE.py:NAME`."""
         return f"{self.file}:{self.name}" if self.file else self.name
-
-
-Part = tuple[str, Mapping[str, Any]]
-"""A component of a trial: what finds it, '' if nothing does, and its keys."""
 
 
 def validated(
@@ -86,7 +83,7 @@ def validated(
         raise ConfigError(_of_run_file(word))
     brought = _brought(word, files)
     found = _targets(word, brought)
-    every = [each.name for kind in (*CHECKED, TRIAL) for each in declared(kind)]
+    every = [each.name for kind in (*KINDS, TRIAL) for each in declared(kind)]
     for name in only:
         if name not in every:
             raise ConfigError(f'there is no check "{name}".{nearest(name, every)} docs/reference/checks.md lists them')
@@ -108,69 +105,64 @@ def validated(
     uses = {kind: in_files.get((kind, name), name) for kind, name in uses.items()}
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
-    faulty: dict[str, str] = {}  # task sets to their first check that failed
+    task_sets: dict[str, TasksSubject] = {}
     right: dict[str, dict[str, Any]] = {}  # a reward and its tasks to the answers that demonstrations lead to
 
     def chosen(kind: str) -> list[str] | None:
         return [name for name in only if name.startswith(f"{kind}.")] if only else None
 
+    def failed(kind: str, subject: Any, **options: Any) -> set[str]:
+        """Run the checks of a kind that are asked for; return the names of those that failed."""
+        if chosen(kind) == []:
+            return set()
+        reports.append(check(kind, subject, only=chosen(kind), raise_failed=False, say=say, **options))
+        return {result.check for result in reports[-1].failed}
+
     for target in sorted(found, key=lambda target: [*KINDS].index(target.kind)):  # tasks, agents, rewards: as needed
         kind, keys = target.kind, settings.get(target.kind)
-        options: dict[str, Any] = {}
-        if kind in TRIED:
-            parts = _parts(target, found, uses, settings)
-            keys, (tasks, tasks_keys) = parts[kind][1], parts["tasks"]
-            options = {"tasks": tasks or None, "tasks_settings": tasks_keys}
-            own = [each for each in brought if (each.kind, each.plugin) == ("tasks", target.plugin)]
-            if not tasks and len(own) != 1 and not only:
-                raise ConfigError(
-                    f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
-                    "  agentrig plugins lists the installed task sets"
-                )
-            has_report = any(t.kind == "tasks" and t.given == tasks for t in found)
-            try:
-                if tasks and (tasks in faulty or not has_report):
-                    _load_tasks(target, tasks, tasks_keys)
-            except ConfigError:
-                if tasks not in faulty:
-                    raise
-                options["without"] = faulty[tasks]
-        if kind == "agent":
-            options |= {"gateway": settings.get("gateway"), **({} if script is None else {"script": script})}
+        if kind == "tasks":
+            task_sets[target.given] = TasksSubject(kind=kind, given=target.given, settings=keys, shared=shared)
+            failed(kind, task_sets[target.given])
+            continue
+        if kind not in TRIED:
+            failed(kind, target.given, settings=keys)
+            continue
+        parts = _parts(target, found, uses, settings)
+        keys, (tasks, tasks_keys) = parts[kind][1], parts["tasks"]
+        own = [each for each in brought if (each.kind, each.plugin) == ("tasks", target.plugin)]
+        if not tasks and len(own) != 1 and not only:
+            raise ConfigError(
+                f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
+                "  agentrig plugins lists the installed task sets"
+            )
+        options: dict[str, Any] = {"tasks": tasks or None, "tasks_settings": tasks_keys}
+        if tasks in task_sets and tasks_keys == settings.get("tasks", {}):
+            options["tasks"] = task_sets[tasks]
+        elif tasks and tasks not in task_sets:
+            _load_tasks(target, tasks, tasks_keys)
         if kind == "reward":
             answers = right.get(repr((target.given, parts["tasks"])), {})
             options["gold"] = (lambda task, answers=answers: answers[task.id]) if answers and gold is None else gold
             options |= {"limit": len(answers)} if answers else {}
-        if kind == "tasks":
-            options["shared"] = shared
-        failed: set[str] = set()
-        if chosen(kind) != []:
-            report = check(kind, target.given, settings=keys, only=chosen(kind), raise_failed=False, say=say, **options)
-            reports.append(report)
-            failed = {r.check for r in report.failed}
-            if kind == "tasks" and report.failed:
-                faulty[target.given] = report.failed[0].check
-        if (
-            kind != "agent"
-            or not parts["reward"][0]
-            or chosen(TRIAL) == []
-            or failed & UNPLAYABLE
-            or "without" in options
-        ):
+            failed(kind, target.given, settings=keys, **options)
+            continue
+        options["gateway"] = settings.get("gateway")
+        unplayed = failed(
+            kind, target.given, settings=keys, **options, **({} if script is None else {"script": script})
+        )
+        if not parts["reward"][0] or chosen(TRIAL) == [] or unplayed & UNPLAYABLE:
             continue
         (reward, reward_keys), (adapter, adapter_keys) = parts["reward"], parts["adapter"]
-        options |= {"limit": limit, "script": script, "endpoint": endpoint}
+        options |= {"limit": limit, "script": script, "endpoint": endpoint, "step": _step(_recipe(target, found))}
         options["reward"] = RewardSubject(kind="reward", given=reward, settings=reward_keys, gold=gold)
         options["adapter"] = Subject(kind="adapter", given=adapter, settings=adapter_keys)
-        options["step"] = _step(_recipe(target, found))
         trial = PlaySubject(kind=kind, given=target.given, settings=keys, **options)
-        try:
-            reports.append(check(TRIAL, trial, only=chosen(TRIAL), raise_failed=False, say=say))
-            if not {r.check for r in reports[-1].failed} & UNPLAYABLE:
+        with closing(trial), suppress(CheckSkipped):  # its tasks cannot be loaded
+            if not failed(TRIAL, trial) & UNPLAYABLE:
                 trials.append(trial.figures())
                 right.setdefault(repr((reward, parts["tasks"])), trial.demonstrated_answers)
-        finally:
-            trial.close()
+    for task_set in task_sets.values():
+        task_set.close()
     said = [{**attrs.asdict(report), "ok": report.ok} for report in reports]
     return {"ok": all(report.ok for report in reports), "reports": said, "trials": trials}
 
@@ -188,8 +180,11 @@ def _load_tasks(target: Target, tasks: str, keys: Mapping[str, Any]) -> None:
 
 def _parts(
     target: Target, found: Sequence[Target], uses: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]]
-) -> Mapping[str, Part]:
-    """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it."""
+) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it.
+
+    Each part is what finds the component, '' if nothing does, and its keys.
+    """
     recipe = _recipe(target, found)
     parts = {}
     for kind in ("tasks", "agent", "reward", "adapter"):

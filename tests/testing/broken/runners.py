@@ -83,18 +83,11 @@ def hasty(plan: Any, *, deadline_s: float, **limits: Any) -> Pool:
     return Pool(plan, deadline_s=3600.0 if deadline_s < 100 else deadline_s, **limits)
 
 
-class Often(dict[str, int]):
-    """How often rollouts were lost: each of them often."""
+class RepeatsLost(Pool):
+    """Starts no rollout again."""
 
-    def pop(self, *given: Any) -> int:
-        return 99
-
-
-def once(plan: Any, **limits: Any) -> Pool:
-    """Start no rollout again."""
-    pool = Pool(plan, **limits)
-    pool._lost = Often()
-    return pool
+    def _runs_again(self, worker: Any, job: Job, *, late: bool) -> bool:
+        return False
 
 
 def leaky(plan: Any, **limits: Any) -> Pool:
@@ -116,7 +109,7 @@ MAKE: dict[str, Callable[..., Any]] = {
     "counts": Counts,
     "wakes": Wakes,
     "keeps-deadlines": hasty,
-    "repeats-lost": once,
+    "repeats-lost": RepeatsLost,
     "leaves-nothing": LeavesNothing,
 }
 

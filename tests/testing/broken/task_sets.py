@@ -33,11 +33,11 @@ def changed(**members):
     return type("Changed", (Reversals,), members)
 
 
-def task(row=lambda word: {"word": word}, name=lambda split, i: f"{split}-{i}"):
-    """Return a method that makes a task, with another id, or with more in its input."""
+def task(given=lambda word: {"word": word}, name=lambda split, i: f"{split}-{i}", row=lambda word: None):
+    """Return a method that makes a task, with another id, with more in its input, or with its row."""
 
     def make(self, split, i, word):
-        return Task(id=name(split, i), input=row(word), private={"gold": word[::-1]})
+        return Task(id=name(split, i), input=given(word), private={"gold": word[::-1]}, row=row(word))
 
     return make
 
@@ -53,7 +53,7 @@ BROKEN = {
     "disjoint": changed(
         words=lambda self, split: Reversals.words(self, "train")[5:] if split == "dev" else Reversals.words(self, split)
     ),
-    "rows-picklable": changed(task=task(lambda word: MappingProxyType({"word": word}))),
+    "rows-picklable": changed(task=task(row=lambda word: MappingProxyType({"word": word}))),
     "gold-apart": changed(task=task(lambda word: {"word": word, "hint": [word[::-1]]})),
 }
 """By the check that catches it."""
