@@ -117,8 +117,7 @@ class LitAgentCall:
 
     async def _traced(self, slot: AgentSlot, job: Job, seen: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """Run a rollout under the tracer; return its answer and the spans."""
-        from agentrig_lightning.results import reported
-        from agentrig_lightning.spans import from_lightning, to_lightning
+        from agentrig_lightning.spans import from_lightning, reported, to_lightning
 
         rollout = seen["rollout"]
         recorder = current() or Recorder(job.id, token_ids=False)  # outside of a run nobody reads it

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakValueDictionary
 
-from agentlightning import Span as LightningSpan
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from agentrig.tracing.recorder import Recorder, current
-from agentrig_lightning.spans import from_lightning
+from agentrig_lightning.spans import as_span, from_lightning
 
 _installed = False
 
@@ -54,5 +53,5 @@ class _Processor(SpanProcessor):
         context = span.get_span_context()
         recorder = self._recorders.pop(trace.format_span_id(context.span_id), None) if context is not None else None
         if recorder is not None:
-            seen = LightningSpan.from_opentelemetry(span, recorder.rollout_id, "", 0)
+            seen = as_span(span, recorder.rollout_id)
             recorder.keep(from_lightning(recorder.rollout_id, [seen]).spans[0])

@@ -15,14 +15,12 @@ from agentlightning.adapter.triplet import RewardMatchPolicy, TraceTree
 from agentlightning.tracer import Tracer
 from agentlightning.tracer.dummy import DummySpanRecordingContext
 from agentlightning.types import SpanCoreFields, TraceStatus
-from opentelemetry.sdk.trace import ReadableSpan
 
 from agentrig.adapters import Adapter, identified
 from agentrig.adapters import Triplet as OwnTriplet
 from agentrig.tracing.recorder import current, reward_number
 from agentrig_lightning import otel
-from agentrig_lightning.results import run_score, so_far
-from agentrig_lightning.spans import error_of, from_lightning, own_reward
+from agentrig_lightning.spans import as_span, error_of, from_lightning, own_reward, run_score, so_far
 
 
 class RecorderTracer(Tracer):
@@ -97,7 +95,7 @@ class SpanAdapter(TraceAdapter[Any]):
 
     def adapt(self, source: Any, /) -> list[Triplet]:
         """Return the triplets of spans."""
-        spans = [_as_span(span) for span in source]
+        spans = [as_span(span) for span in source]
         if not spans:
             return []
         trace = from_lightning(spans[0].rollout_id, spans)
@@ -124,10 +122,6 @@ def _triplet(ours: OwnTriplet, tree: TraceTree, call: TraceTree | None, reward: 
             "reward": reward,
         }
     )
-
-
-def _as_span(span: Any) -> LightningSpan:
-    return LightningSpan.from_opentelemetry(span, "", "", 0) if isinstance(span, ReadableSpan) else span
 
 
 def _values(attributes: Mapping[str, Any]) -> dict[str, Any]:
