@@ -13,7 +13,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +92,8 @@ class CommandAgent:
             with opened("program", attributes) as span_id:
                 if (recorder := current()) is not None and span_id is not None:
                     recorder.outside_in = span_id
-                answered = partial(_has_arrived, None if self._make_callback else callback)
-                ending = self._run(job, folder, variables, answered)
+                waits = None if self._make_callback else callback
+                ending = self._run(job, folder, variables, lambda: waits is not None and waits.arrived is not None)
                 attributes.update(_facts(ending))
                 return self._answer(ending, folder, callback)
 
@@ -191,10 +190,6 @@ def _part(value: Any, path: str, name: str) -> Any:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _has_arrived(callback: Callback | None) -> bool:
-    return callback is not None and callback.arrived is not None
 
 
 def _facts(ending: Ending) -> dict[str, Any]:

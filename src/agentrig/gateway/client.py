@@ -52,13 +52,7 @@ class Calls:
 
 @attrs.define(eq=False)
 class GatewayAttempt:
-    """An attempt of a rollout at the gateway.
-
-    Attributes:
-        address: The gateway.
-        rollout: The rollout's id.
-        key: The attempt's key, once it is opened.
-    """
+    """An attempt of a rollout at the gateway; it has its `key` once it is opened."""
 
     address: GatewayAddress
     rollout: str

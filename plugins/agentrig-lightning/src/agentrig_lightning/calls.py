@@ -26,15 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class LitAgentCall:
-    """Makes a `LitAgent` callable, as agentrig expects; see `agentrig_lightning.agent`.
+    """Makes a `LitAgent` callable, as agentrig expects; most arguments are those of `agentrig_lightning.agent`.
 
     Args:
-        source: A class, an instance or a function; see `agentrig_lightning.instances.factory`.
-        resource: The name under which the agent looks up the endpoint.
-        initial_resources: Its other resources, by name.
         tracer: A tracer of Agent Lightning, or None for agentrig's. It records one rollout at a time.
-        hooks: `Hook` objects of Agent Lightning; every agent gets copies of them.
-        answer: Returns the answer for the rollout's trace; None: there is none beside the agent's number.
         judges: Whether the agent's number is its own reward only, and no answer.
     """
 
