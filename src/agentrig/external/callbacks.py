@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -21,10 +21,8 @@ import attrs
 from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import address_of
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, nearest
+from agentrig.http_server import Access, Receive, Refused, Scope, Send, ServerThread, bearer, listen, reply, same
 from agentrig.text import check_characters, cut, json_fault, json_text
-
-if TYPE_CHECKING:
-    from agentrig.http_server import Receive, Scope, Send
 
 BODY_LIMIT = 16 << 20
 """Most bytes of a request's body."""
@@ -196,8 +194,6 @@ class Listener:
     _starting = threading.Lock()
 
     def __init__(self, host: str = "127.0.0.1", name: str = "") -> None:
-        from agentrig.http_server import Access, ServerThread, listen
-
         try:
             listener = listen(host)
         except OSError as error:
@@ -240,8 +236,6 @@ class Listener:
         self._server.stop()
 
     def _admit(self, scope: Scope) -> bool:
-        from agentrig.http_server import Refused, bearer, same
-
         if scope["method"] != "POST":
             raise Refused("an answer is posted: send POST", status=405)
         path = scope["path"].removeprefix("/")
@@ -259,8 +253,6 @@ class Listener:
         return True
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from agentrig.http_server import Refused, reply
-
         try:
             value = json.loads((await receive())["body"], parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:

@@ -28,7 +28,7 @@ from agentrig.pools import Result
 from agentrig.text import cut, mask, storable, words_of
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE
 from agentrig_lightning.store import Store
-from agentrig_lightning.store_door import StoreDoor, client, limit
+from agentrig_lightning.store_door import StoreDoor, limit
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,6 @@ class ServedStore:
         app.add_exception_handler(ResponseValidationError, _not_there)
         app.add_exception_handler(ValueError, _wrong)
         door = StoreDoor(app, token=self._token)
-        self._store.reached_from = client.get
         basic = 'Basic realm="agentrig"'  # a browser asks its user then
         access = Access(door, door.admit, host=host, port=port, limit=limit, challenge=basic)
         # Not by Agent Lightning's launcher, whose server waits for half a request for ever and takes WebSockets.
