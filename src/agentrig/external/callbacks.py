@@ -87,16 +87,7 @@ class Callback:
     The same answer again is accepted, also after the rollout's end, because its sender may not know that it arrived;
     another one is refused.
 
-    Example:
-        ```python
-        with Callback("r1", attempt=1) as callback:
-            start(callback.url, callback.key)
-            answer = callback.wait(60.0)
-        ```
-
     Args:
-        rollout_id: The rollout's id.
-        attempt: The number of its attempt.
         listener: Where it listens; None for this process's listener on loopback.
         path: The address's path; empty for one of the rollout's and the attempt's.
         key: The key; empty for a new one.
@@ -127,13 +118,6 @@ class Callback:
         self.refused = ""
         self.repeated = 0
         self._another = FAILED_BY_IT if one_answer else ANOTHER
-
-    def wait(self, timeout_s: float) -> Outcome | None:
-        """Return the answer as soon as it is here, or None after so many seconds."""
-        try:
-            return self._first.result(timeout_s)
-        except TimeoutError:
-            return None
 
     async def answer(self) -> Outcome:
         """Return the answer as soon as it is here."""
