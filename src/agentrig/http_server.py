@@ -376,11 +376,11 @@ class ServerThread:
         self._listener.close()
 
 
-def settings(app: Any, *, protocol: type[Connection] = Connection, most: int = MOST, **more: Any) -> uvicorn.Config:
+def settings(app: Any, *, most: int = MOST, **more: Any) -> uvicorn.Config:
     """Return the settings of a server with these limits, without WebSockets and without a log of its requests."""
     quiet = {"log_config": None, "log_level": "error", "access_log": False}
     chosen = {**quiet, "interface": "asgi3", "lifespan": "off", "ws": "none", **more}
-    return uvicorn.Config(app, http=partial(protocol, connections=Connections(most)), **chosen)  # type: ignore[arg-type]
+    return uvicorn.Config(app, http=partial(Connection, connections=Connections(most)), **chosen)  # type: ignore[arg-type]
 
 
 def listen(host: str, port: int = 0) -> socket.socket:

@@ -202,8 +202,7 @@ class Plan:
             ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
         """
         from agentrig.plugins.loading import told_if_slow
-        from agentrig.processes.put_back import torch_put_back
-        from agentrig.processes.replaced import left_alone
+        from agentrig.processes.put_back import left_alone, torch_put_back
 
         who = self.whose_tasks
         with (
@@ -467,7 +466,7 @@ class Plan:
         }
 
     def _scorer(self, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
-        from agentrig.processes.replaced import left_alone
+        from agentrig.processes.put_back import left_alone
         from agentrig.runners.judging import CURE
         from agentrig.runners.reward_process import RewardPlan
         from agentrig.runners.scorer import Scorer

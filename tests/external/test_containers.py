@@ -5,6 +5,7 @@ A tool that is not installed, or may not run containers here, is skipped with it
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from agentrig import AgentFailure, Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.external.command import CommandAgent
 from agentrig.external.config import CommandConfig
+from agentrig.external.running import Container, run
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job
@@ -176,6 +178,7 @@ import sys
 from agentrig import Endpoint
 from agentrig.external.command import CommandAgent
 from agentrig.external.config import CommandConfig
+from agentrig.external.running import Container, run
 config = CommandConfig(command="sleep 987652", sandbox=sys.argv[1], image=sys.argv[2], time_s=300)
 CommandAgent(config)({}, Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
 """
@@ -228,3 +231,19 @@ def test_a_tool_that_runs_no_containers_here_is_explained(
         CommandAgent(CommandConfig(command="true", sandbox="podman", image="i", memory_mb=64, processes=7))
     assert (said in str(caught.value), cure in str(caught.value)) == (True, True)
     assert {"--init", "--read-only", "64m", "56", "host"} <= set((tmp_path / "asked").read_text().split())
+
+
+@pytest.mark.parametrize(("said", "exceeded"), [("true", "memory"), ("false", "")])
+def test_why_a_container_failed_is_asked_before_it_is_removed(tmp_path: Path, said: str, exceeded: str) -> None:
+    """Other commands stand for those of docker; the one that removes leaves a process with its stdout open."""
+    removed = tmp_path / "removed"
+    container = Container(
+        id_file=str(tmp_path / "id"),
+        remove=["sh", "-c", f"sleep 30 & touch {removed}"],
+        out_of_memory=["sh", "-c", f"test ! -e {removed} && echo {said}"],
+    )
+    limits = CommandConfig(command="x", memory_mb=64)
+    words = ["sh", "-c", "exit 3"]
+    ended = run(words, container=container, folder=tmp_path, environment=dict(os.environ), stdin=b"", limits=limits)
+    assert (ended.status, ended.exceeded, removed.exists()) == (3, exceeded, True)
+    assert ended.seconds < 20

@@ -182,21 +182,6 @@ def test_a_runner_keeps_its_connection_and_makes_another_for_one_that_ended(
         assert opened(second, model)[0].close().spans == []
 
 
-def test_an_answer_comes_in_one_piece(gateway: Gateway, model: ScriptedServer) -> None:
-    visit, endpoint = opened(gateway, model)
-    parts = urlsplit(endpoint.base_url)
-    body = json.dumps({"model": "scripted", "messages": MESSAGES}).encode()
-    head = f"POST {parts.path}/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-    head += f"authorization: Bearer {endpoint.api_key}\r\n"
-    with socket.create_connection((parts.hostname, parts.port or 0), timeout=30) as connection:
-        for _ in range(20):
-            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            said, _, content = connection.recv(1 << 16).partition(b"\r\n\r\n")
-            assert said.startswith(b"HTTP/1.1 200")
-            assert json.loads(content)["choices"][0]["message"]["content"] == "ok"
-    assert len(visit.close().spans) == 20
-
-
 def said(gateway: Gateway, *lines: str) -> str:
     """The beginning of the answer to a request's head, with an empty line after it."""
     address = urlsplit(gateway.address.url)

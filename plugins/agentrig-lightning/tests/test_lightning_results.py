@@ -13,8 +13,7 @@ from agentlightning.tracer.base import clear_active_tracer, get_active_tracer
 from agentlightning.types import SpanCoreFields, TraceStatus
 from agentrig_lightning.calls import LitAgentCall
 from agentrig_lightning.recorder_tracer import SpanAdapter
-from agentrig_lightning.results import run_score, score_span
-from agentrig_lightning.spans import final_reward, from_lightning, to_lightning
+from agentrig_lightning.spans import final_reward, from_lightning, run_score, score_span, to_lightning
 from model_server import ModelServer
 from openai import OpenAI
 from opentelemetry import trace as otel

@@ -19,7 +19,7 @@ from agentlightning import LLM
 from agentrig_lightning.joining import JOIN, address_of, checked_token
 from agentrig_lightning.remote import RemoteRunner, StoreAddress, dead
 from agentrig_lightning.store import Store
-from agentrig_lightning.store_runner import StoreRunner
+from agentrig_lightning.store_pool import StorePool
 from agentrig_lightning.store_server import ServedStore
 from click.testing import CliRunner
 
@@ -226,7 +226,6 @@ def test_an_address_in_use_is_named(served: ServedStore) -> None:
 def test_a_dead_server_ends_the_run(served: ServedStore) -> None:
     served.check()
     served._server.stop()  # type: ignore[union-attr]
-    served._next_check = 0.0
     with pytest.raises(AgentrigError, match="has died"):
         served.check()
     served._server = None
@@ -340,7 +339,9 @@ def test_an_algorithm_that_stores_no_resources_is_told_once(given: bool, caplog:
             await store.add_resources({"llm": LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
         for _ in range(2):
             await store.enqueue_rollout(input={"n": 1}, mode="train")
-        await StoreRunner(store, pool, lambda result, attempted: None).turn(0.0)
+        playing = StorePool(pool, store)
+        await playing._turn(0.0)
+        playing._loop.close()
 
     asyncio.run(play())
     assert len(pool.jobs) == 2

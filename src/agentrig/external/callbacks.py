@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -21,10 +21,8 @@ import attrs
 from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import address_of
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, nearest
+from agentrig.http_server import Access, Receive, Refused, Scope, Send, ServerThread, bearer, listen, reply, same
 from agentrig.text import check_characters, cut, json_fault, json_text
-
-if TYPE_CHECKING:
-    from agentrig.http_server import Receive, Scope, Send
 
 BODY_LIMIT = 16 << 20
 """Most bytes of a request's body."""
@@ -89,16 +87,7 @@ class Callback:
     The same answer again is accepted, also after the rollout's end, because its sender may not know that it arrived;
     another one is refused.
 
-    Example:
-        ```python
-        with Callback("r1", attempt=1) as callback:
-            start(callback.url, callback.key)
-            answer = callback.wait(60.0)
-        ```
-
     Args:
-        rollout_id: The rollout's id.
-        attempt: The number of its attempt.
         listener: Where it listens; None for this process's listener on loopback.
         path: The address's path; empty for one of the rollout's and the attempt's.
         key: The key; empty for a new one.
@@ -129,13 +118,6 @@ class Callback:
         self.refused = ""
         self.repeated = 0
         self._another = FAILED_BY_IT if one_answer else ANOTHER
-
-    def wait(self, timeout_s: float) -> Outcome | None:
-        """Return the answer as soon as it is here, or None after so many seconds."""
-        try:
-            return self._first.result(timeout_s)
-        except TimeoutError:
-            return None
 
     async def answer(self) -> Outcome:
         """Return the answer as soon as it is here."""
@@ -196,8 +178,6 @@ class Listener:
     _starting = threading.Lock()
 
     def __init__(self, host: str = "127.0.0.1", name: str = "") -> None:
-        from agentrig.http_server import Access, ServerThread, listen
-
         try:
             listener = listen(host)
         except OSError as error:
@@ -240,8 +220,6 @@ class Listener:
         self._server.stop()
 
     def _admit(self, scope: Scope) -> bool:
-        from agentrig.http_server import Refused, bearer, same
-
         if scope["method"] != "POST":
             raise Refused("an answer is posted: send POST", status=405)
         path = scope["path"].removeprefix("/")
@@ -259,8 +237,6 @@ class Listener:
         return True
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from agentrig.http_server import Refused, reply
-
         try:
             value = json.loads((await receive())["body"], parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:

@@ -13,15 +13,15 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure, AgentrigError
-from agentrig.external import answers, sandboxes
+from agentrig.external import answers
 from agentrig.external.config import CommandConfig
 from agentrig.external.running import CannotStart, Ending, SupervisionFailed, run
+from agentrig.external.sandboxes import Sandbox
 from agentrig.pools import Job
 from agentrig.text import cut, storable
 from agentrig.tracing.recorder import OUTPUT_LIMIT, current, opened
@@ -53,14 +53,15 @@ class CommandAgent:
             )
         self.config, self._make_callback = config, callback
         self._folder = Path(config.folder).expanduser().absolute() if config.folder else None
-        self._mounts = [Path(path).expanduser().absolute() for path in config.mounts]
         self._words = [word.replace("{folder}", str(self._folder)) for word in config.words]
-        for path in [self._folder, *self._mounts]:
-            if path is not None and not path.exists():
+        reads = [Path(path).expanduser().absolute() for path in (config.folder, *config.mounts) if path]
+        for path in reads:
+            if not path.exists():
                 raise AgentrigError(f"[agent] there is no folder {path}")
+        self._sandbox = Sandbox(config, reads)
         if config.sandbox != "none":
             with working_folder() as trial:
-                sandboxes.check(config, self._place(trial, {}))
+                self._sandbox.check(trial)
         self._check_program()
 
     def _check_program(self) -> None:
@@ -93,8 +94,8 @@ class CommandAgent:
             with opened("program", attributes) as span_id:
                 if (recorder := current()) is not None and span_id is not None:
                     recorder.outside_in = span_id
-                answered = partial(_has_arrived, None if self._make_callback else callback)
-                ending = self._run(job, folder, variables, answered)
+                waits = None if self._make_callback else callback
+                ending = self._run(job, folder, variables, lambda: waits is not None and waits.arrived is not None)
                 attributes.update(_facts(ending))
                 return self._answer(ending, folder, callback)
 
@@ -132,7 +133,7 @@ class CommandAgent:
 
     def _run(self, job: Job, folder: Path, variables: Mapping[str, str], finished: Callable[[], bool]) -> Ending:
         config = self.config
-        words, container = sandboxes.wrapped(config, self._words, self._place(folder, variables))
+        words, container = self._sandbox.wrapped(self._words, folder, variables)
         try:
             return run(
                 words,
@@ -150,11 +151,6 @@ class CommandAgent:
         finally:
             if container is not None:
                 Path(container.id_file).unlink(missing_ok=True)
-
-    def _place(self, folder: Path, variables: Mapping[str, str]) -> sandboxes.Place:
-        """Return where a program runs."""
-        reads = [path for path in (self._folder, *self._mounts) if path is not None]
-        return sandboxes.Place(folder=folder, reads=reads, variables=variables)
 
     def _answer(self, ending: Ending, folder: Path, callback: Callback | None) -> Any:
         """Return the answer of a program that has ended; raise if it failed, did not answer, or answered twice."""
@@ -191,10 +187,6 @@ def _part(value: Any, path: str, name: str) -> Any:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _has_arrived(callback: Callback | None) -> bool:
-    return callback is not None and callback.arrived is not None
 
 
 def _facts(ending: Ending) -> dict[str, Any]:

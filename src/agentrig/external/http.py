@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import json
 import logging
-import ssl
 import time
 import uuid
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import httpx
@@ -44,13 +43,17 @@ SHOWN = 500
 
 
 class HttpAgent:
-    """Posts each rollout to a service; all rollouts of a runner share one event loop."""
+    """Posts each rollout to a service; all rollouts of a runner share one event loop.
+
+    Attributes:
+        config: Its keys.
+        tls: For https.
+    """
 
     def __init__(self, config: HttpConfig) -> None:
-        self._config = config
+        self.config, self.tls = config, httpx.create_ssl_context()
         without_proxy(config.url)
-        self._tls = httpx.create_ssl_context()
-        self._outage = Outage(config.url, config.restart_s)
+        self._down_since: float | None = None
 
     def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Awaitable[Judged]:
         """Run a task outside of a run, as a rollout of its own."""
@@ -58,15 +61,14 @@ class HttpAgent:
 
     async def run_job(self, job: Job) -> Judged:
         """Run a rollout; see `Exchange` for the kinds of its failures."""
-        config = self._config
-        callback = self._callback(job) if config.callback else None
+        config, callback = self.config, None
+        if config.callback:
+            listener = Listener.shared(config.callback_host, config.callback_name)
+            callback = Callback(job.id, attempt=job.attempt, listener=listener)
         with callback or contextlib.nullcontext():
-            body = json.dumps(request_of(job, callback, timeout_s=config.timeout_s)).encode()
-            hidden = [job.endpoint.api_key, *([callback.key] if callback else [])]
-            key = f"{job.id}/{job.attempt}"
             try:
                 async with asyncio.timeout(config.timeout_s) as limit:
-                    exchange = Exchange(config, self._tls, body, self._outage, limit, key=key, hidden=hidden)
+                    exchange = Exchange(self, job, callback, limit)
                     answer = await self._first(exchange, callback)
             except TimeoutError:
                 said = f"; what it posted is no answer: {callback.refused}" if callback and callback.refused else ""
@@ -75,9 +77,19 @@ class HttpAgent:
                 ) from None
         return returned(answer)
 
-    def _callback(self, job: Job) -> Callback:
-        listener = Listener.shared(self._config.callback_host, self._config.callback_name)
-        return Callback(job.id, attempt=job.attempt, listener=listener)
+    def reached(self, down: str = "") -> None:
+        """Note that the service has been reached, or why not: one line when it begins to be down, and one at the end.
+
+        All rollouts of a runner share this.
+        """
+        url, since = self.config.url, self._down_since
+        if down and since is None:
+            self._down_since = time.monotonic()
+            wait = f"its rollouts wait for it, at most {self.config.restart_s:g} s (agent.restart_s)"
+            log.warning("the service %s %s; %s", url, down, wait)
+        elif not down and since is not None:
+            self._down_since = None
+            log.warning("the service %s is back after %.0f s", url, time.monotonic() - since)
 
     async def _first(self, exchange: Exchange, callback: Callback | None) -> Outcome:
         """Return the answer that comes first, by the reply or by the callback; the other one does not count."""
@@ -137,40 +149,26 @@ class Exchange:
     - `bad-reply`: its reply is no answer.
 
     Args:
-        config: The agent's keys.
-        tls: For https.
-        body: What is posted.
-        outage: Whether the service is down; all rollouts of a runner share it.
         limit: The rollout's time limit; it is put off while the service is down.
-        key: The idempotency key: the same for all tries of an attempt, and for no other attempt.
-        hidden: Keys that no message may show.
 
     Attributes:
         state: What it waits for, as text.
     """
 
-    def __init__(
-        self,
-        config: HttpConfig,
-        tls: ssl.SSLContext,
-        body: bytes,
-        outage: Outage,
-        limit: asyncio.Timeout,
-        *,
-        key: str,
-        hidden: Sequence[str] = (),
-    ) -> None:
-        self._config, self._tls, self._body = config, tls, body
-        self._outage, self._limit = outage, limit
-        self._hidden = [word for word in hidden if len(word) >= 6]
-        own = {"content-type": "application/json", "accept-encoding": "identity", "idempotency-key": key}
-        self._headers = {**own, **key_headers(config)}
+    def __init__(self, agent: HttpAgent, job: Job, callback: Callback | None, limit: asyncio.Timeout) -> None:
+        self._agent, self._config, self._limit = agent, agent.config, limit
+        self._body = json.dumps(request_of(job, callback, timeout_s=self._config.timeout_s)).encode()
+        keys = [job.endpoint.api_key, *([callback.key] if callback else [])]
+        self._hidden = [word for word in keys if len(word) >= 6]
+        # The idempotency key is the same for all tries of an attempt, and for no other attempt.
+        own = {"accept-encoding": "identity", "idempotency-key": f"{job.id}/{job.attempt}"}
+        self._headers = {"content-type": "application/json", **own, **key_headers(self._config)}
         self.state = "not connected yet"
 
     async def run(self) -> Outcome | None:
         """Return the answer of the reply, or None if the service will call back (status 202)."""
         connect = httpx.Timeout(None, connect=self._config.connect_s)
-        async with httpx.AsyncClient(verify=self._tls, timeout=connect, headers=self._headers) as client:
+        async with httpx.AsyncClient(verify=self._agent.tls, timeout=connect, headers=self._headers) as client:
             tries = unreached = 0
             since = 0.0
             while True:
@@ -180,13 +178,16 @@ class Exchange:
                     start = time.monotonic()
                     since, unreached = since or start, unreached + 1
                     self.state = f"the service {error}"
-                    self._outage.begin(str(error))
+                    self._agent.reached(down=str(error))
                     if start - since >= self._config.restart_s:
                         raise self.failure(
                             "service-down", f"{error}, for {self._config.restart_s:g} s (agent.restart_s)"
                         ) from error
                     left = since + self._config.restart_s - start
-                    await self._pause(min(left, LONGEST_BACKOFF_S, BACKOFF_S * 2 ** min(unreached, 9)))
+                    pause_s = min(left, LONGEST_BACKOFF_S, BACKOFF_S * 2 ** min(unreached, 9))
+                    if (end := self._limit.when()) is not None:  # the rollout's time does not run meanwhile
+                        self._limit.reschedule(end + pause_s)
+                    await asyncio.sleep(pause_s)
                 except _Lost as lost:
                     tries, unreached, since = tries + 1, 0, 0.0
                     twice = not lost.never_began and not self._config.idempotent
@@ -196,17 +197,11 @@ class Exchange:
                     self.state = f"it waits to be sent again: the service {lost}"
                     await asyncio.sleep(max(lost.wait_s, BACKOFF_S * 2 ** (tries - 1)))
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait for a service that is down; the rollout's time does not run meanwhile."""
-        if (end := self._limit.when()) is not None:
-            self._limit.reschedule(end + seconds)
-        await asyncio.sleep(seconds)
-
     async def _once(self, client: httpx.AsyncClient) -> Outcome | None:
         self.state = "the request is sent, and no reply has come"
         try:
             async with client.stream("POST", self._config.url, content=self._body) as reply:
-                self._outage.end()
+                self._agent.reached()
                 self.state = "its reply has begun and has not ended"
                 return await self._read(reply)
         except NEVER_SENT as error:
@@ -268,27 +263,6 @@ class Exchange:
         for word in self._hidden:
             what = what.replace(word, "<the rollout's key>")
         return AgentFailure(f"the service {self._config.url} {what}", kind=kind)
-
-
-class Outage:
-    """Whether a service is down, for all rollouts of a runner: one line when it begins and one when it ends."""
-
-    def __init__(self, url: str, restart_s: float) -> None:
-        self._url, self._restart_s = url, restart_s
-        self._since: float | None = None
-
-    def begin(self, why: str) -> None:
-        """Note that the service cannot be reached."""
-        if self._since is None:
-            self._since = time.monotonic()
-            wait = f"its rollouts wait for it, at most {self._restart_s:g} s (agent.restart_s)"
-            log.warning("the service %s %s; %s", self._url, why, wait)
-
-    def end(self) -> None:
-        """Note that the service has been reached."""
-        if self._since is not None:
-            log.warning("the service %s is back after %.0f s", self._url, time.monotonic() - self._since)
-            self._since = None
 
 
 class _Unreachable(Exception):

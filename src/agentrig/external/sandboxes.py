@@ -9,8 +9,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import attrs
-
 from agentrig.errors import AgentrigError
 from agentrig.external.config import CommandConfig
 from agentrig.external.running import MIB, Container
@@ -55,47 +53,109 @@ CURES: Mapping[str, str] = {
 """What to do for a part of what docker or podman says."""
 
 
-@attrs.frozen(kw_only=True)
-class Place:
-    """Where one rollout's program runs.
-
-    Attributes:
-        folder: Its working directory, the only one in which it may write.
-        reads: Other folders that it may read.
-        variables: What the agent sets; other variables come from the runner, but not into a container.
-    """
-
-    folder: Path
-    reads: Sequence[Path]
-    variables: Mapping[str, str] = attrs.field(repr=False)
-
-
 Wrapped = tuple[Sequence[str], Container | None]
 """A command in a sandbox, and the container that it makes, if it makes one."""
 
 
-def check(config: CommandConfig, place: Place) -> None:
-    """Make sure that a sandbox, which is not `none`, is installed and works: run `true` in it."""
-    sandbox, image = config.sandbox, config.image
-    executable = EXECUTABLE[sandbox]
-    if shutil.which(executable) is None:
-        raise AgentrigError(
-            f'[agent] sandbox = "{sandbox}": there is no {executable} on this machine.\n'
-            f'  Install it: {INSTALL[sandbox]}; or set agent.sandbox="none"'
-        )
-    if sandbox == "bubblewrap":
-        cure = (
-            "It needs user namespaces. In a container or on a hardened system, allow them: sysctl "
-            "kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0, and AppArmor's "
-            "kernel.apparmor_restrict_unprivileged_userns=0"
-        )
-        _try(sandbox, wrapped(config, ["true"], place), cure)
-        return
-    cure = f"Does its daemon run, may you use it, and is the image there? {executable} pull {image}"
-    _try(sandbox, ([executable, "image", "inspect", image], None), cure)
-    cure = f"Does this work: {executable} run --rm --init --network host {image} true"
-    trial = _container(config, [], place, ["--rm", "--entrypoint", "true"])
-    _try(sandbox, trial, cure, no_true=True)
+class Sandbox:
+    """What an agent's programs run in. A program may write in its working directory only.
+
+    Args:
+        reads: Other folders that it may read.
+    """
+
+    def __init__(self, config: CommandConfig, reads: Sequence[Path]) -> None:
+        self._config, self._reads = config, reads
+
+    def check(self, folder: Path) -> None:
+        """Make sure that a sandbox, which is not `none`, is installed and works: run `true` in it, in a folder."""
+        sandbox, image = self._config.sandbox, self._config.image
+        executable = EXECUTABLE[sandbox]
+        if shutil.which(executable) is None:
+            raise AgentrigError(
+                f'[agent] sandbox = "{sandbox}": there is no {executable} on this machine.\n'
+                f'  Install it: {INSTALL[sandbox]}; or set agent.sandbox="none"'
+            )
+        if sandbox == "bubblewrap":
+            cure = (
+                "It needs user namespaces. In a container or on a hardened system, allow them: sysctl "
+                "kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0, and AppArmor's "
+                "kernel.apparmor_restrict_unprivileged_userns=0"
+            )
+            _try(sandbox, self.wrapped(["true"], folder, {}), cure)
+            return
+        cure = f"Does its daemon run, may you use it, and is the image there? {executable} pull {image}"
+        _try(sandbox, ([executable, "image", "inspect", image], None), cure)
+        cure = f"Does this work: {executable} run --rm --init --network host {image} true"
+        trial = self._container([], folder, {}, ["--rm", "--entrypoint", "true"])
+        _try(sandbox, trial, cure, no_true=True)
+
+    def wrapped(self, words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Wrapped:
+        """Return the command that runs a program in the sandbox.
+
+        Args:
+            folder: The program's working directory.
+            variables: What the agent sets; other variables come from the runner, but not into a container.
+        """
+        if self._config.sandbox == "none":
+            return words, None
+        if self._config.sandbox == "bubblewrap":
+            return [*self._bubblewrap(folder), "--", *words], None
+        return self._container(words, folder, variables)
+
+    def _bubblewrap(self, folder: Path) -> list[str]:
+        """Return bubblewrap's words: the system and the program's folders to read, the working directory to write."""
+        words = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session"]
+        for system in SYSTEM:
+            if os.path.islink(system):
+                words += ["--symlink", os.readlink(system), system]
+            else:
+                words += ["--ro-bind-try", system, system]
+        for name in ETC:
+            words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run"]
+        for path in self._reads:
+            words += ["--ro-bind", str(path), str(path)]
+        return [*words, "--bind", str(folder), str(folder)]
+
+    def _container(
+        self, words: Sequence[str], folder: Path, variables: Mapping[str, str], more: Sequence[str] = ()
+    ) -> Wrapped:
+        """Return the words of docker or podman. Values of variables, such as the key, are on no command line.
+
+        The container stays until it is removed: only so can be asked why its program has ended.
+        """
+        config = self._config
+        executable, memory_mb, disk_mb = EXECUTABLE[config.sandbox], config.memory_mb, config.disk_mb
+        name = f"agentrig-{uuid.uuid4().hex}"
+        id_file = folder.with_name(f"{folder.name}.{name}")
+        found = [executable, "run", "--interactive", "--init", "--name", name, "--cidfile", str(id_file), *more]
+        # The host's network: the gateway and the callback listen on loopback.
+        found += ["--pull", "never", "--network", "host", "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
+        found += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
+        found += ["--oom-score-adj", "1000"]
+        found += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(folder)]
+        if executable == "podman" and os.getuid() != 0:
+            found += ["--userns", "keep-id"]  # else the folder is another user's there
+        if memory_mb:
+            memory = f"{int(memory_mb)}m"
+            found += ["--memory", memory, "--memory-swap", memory]
+        if config.processes:
+            found += ["--pids-limit", str(TASKS * config.processes)]  # these are threads
+        if executable == "docker":  # for podman these would replace default_ulimits of containers.conf
+            found += ["--ulimit", "core=0"]
+            if disk_mb:
+                found += ["--ulimit", f"fsize={int(disk_mb * MIB)}"]
+        for path in self._reads:
+            found += ["--volume", f"{path}:{path}:ro"]
+        found += ["--volume", f"{folder}:{folder}"]
+        for variable in variables:
+            found += ["--env", variable]
+        # Without a time, podman gives the program 10 seconds to end.
+        remove = [executable, "rm", "--force", *(["--ignore", "--time", "0"] if executable == "podman" else []), name]
+        asks = [executable, "inspect", "--format", "{{.State.OOMKilled}}", name]
+        container = Container(id_file=str(id_file), remove=remove, out_of_memory=asks)
+        return [*found, config.image, *words], container
 
 
 def _try(sandbox: str, trial: Wrapped, cure: str, *, no_true: bool = False) -> None:
@@ -115,65 +175,3 @@ def _try(sandbox: str, trial: Wrapped, cure: str, *, no_true: bool = False) -> N
         said = (done.stderr or done.stdout).strip()[-500:]
         known = [f"{found}. " for part, found in CURES.items() if part.lower() in said.lower()]
         raise AgentrigError(f'[agent] sandbox = "{sandbox}" does not work: {said}\n  {"".join(known)}{cure}')
-
-
-def wrapped(config: CommandConfig, words: Sequence[str], place: Place) -> Wrapped:
-    """Return the command that runs a program in a sandbox."""
-    if config.sandbox == "none":
-        return words, None
-    if config.sandbox == "bubblewrap":
-        return [*_bubblewrap(place), "--", *words], None
-    return _container(config, words, place)
-
-
-def _bubblewrap(place: Place) -> list[str]:
-    """Return bubblewrap's words: the system and the program's folders to read, the working directory to write."""
-    words = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session"]
-    for system in SYSTEM:
-        if os.path.islink(system):
-            words += ["--symlink", os.readlink(system), system]
-        else:
-            words += ["--ro-bind-try", system, system]
-    for name in ETC:
-        words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run"]
-    for path in place.reads:
-        words += ["--ro-bind", str(path), str(path)]
-    return [*words, "--bind", str(place.folder), str(place.folder)]
-
-
-def _container(config: CommandConfig, words: Sequence[str], place: Place, more: Sequence[str] = ()) -> Wrapped:
-    """Return the words of docker or podman. Values of variables, such as the key, are on no command line.
-
-    The container stays until it is removed: only so can be asked why its program has ended.
-    """
-    executable, memory_mb, disk_mb = EXECUTABLE[config.sandbox], config.memory_mb, config.disk_mb
-    name = f"agentrig-{uuid.uuid4().hex}"
-    id_file = place.folder.with_name(f"{place.folder.name}.{name}")
-    found = [executable, "run", "--interactive", "--init", "--name", name, "--cidfile", str(id_file), *more]
-    # The host's network: the gateway and the callback listen on loopback.
-    found += ["--pull", "never", "--network", "host", "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
-    found += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
-    found += ["--oom-score-adj", "1000"]
-    found += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(place.folder)]
-    if executable == "podman" and os.getuid() != 0:
-        found += ["--userns", "keep-id"]  # else the folder is another user's there
-    if memory_mb:
-        memory = f"{int(memory_mb)}m"
-        found += ["--memory", memory, "--memory-swap", memory]
-    if config.processes:
-        found += ["--pids-limit", str(TASKS * config.processes)]  # these are threads
-    if executable == "docker":  # for podman these would replace default_ulimits of containers.conf
-        found += ["--ulimit", "core=0"]
-        if disk_mb:
-            found += ["--ulimit", f"fsize={int(disk_mb * MIB)}"]
-    for path in place.reads:
-        found += ["--volume", f"{path}:{path}:ro"]
-    found += ["--volume", f"{place.folder}:{place.folder}"]
-    for variable in place.variables:
-        found += ["--env", variable]
-    # Without a time, podman gives the program 10 seconds to end.
-    remove = [executable, "rm", "--force", *(["--ignore", "--time", "0"] if executable == "podman" else []), name]
-    asks = [executable, "inspect", "--format", "{{.State.OOMKilled}}", name]
-    container = Container(id_file=str(id_file), remove=remove, out_of_memory=asks)
-    return [*found, config.image, *words], container

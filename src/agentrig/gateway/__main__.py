@@ -40,52 +40,10 @@ def main() -> None:
         uvloop.run(_serve(listener, channel, settings))
 
 
-class OneWrite:
-    """A transport that writes what it gets within one turn of the event loop at the turn's end.
-
-    Head and body of an answer by themselves would be two system calls, and wake the client twice.
-
-    Backpressure is the transport's own: it pauses its protocol when it has more than the client reads.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._parts: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Write data at the end of this turn of the event loop."""
-        if not self._parts:
-            self._loop.call_soon(self._flush)
-        self._parts.append(data)
-
-    def close(self) -> None:
-        """Close the connection after what is written."""
-        self._flush()
-        self._transport.close()
-
-    def abort(self) -> None:
-        """Break the connection; what is not written yet is dropped."""
-        self._parts.clear()
-        self._transport.abort()
-
-    def _flush(self) -> None:
-        if self._parts and not self._transport.is_closing():
-            data, self._parts = b"".join(self._parts), []
-            self._transport.write(data)
-
-
 async def _serve(listener: socket.socket, channel: Channel, settings: dict[str, Any]) -> None:
     from agentrig.endpoints import Endpoint
     from agentrig.gateway.app import Gateway, form, limit
     from agentrig.gateway.forward import CallRules
-
-    class Connection(http_server.Connection):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Write what belongs together at once."""
-            super().connection_made(OneWrite(transport, self.loop))  # type: ignore[arg-type]
 
     models = {name: None if given is None else Endpoint(**given) for name, given in settings["models"].items()}
     limits = {"limit": settings["body_mb"] << 20, "sampling": settings["sampling"], "own": settings["own"]}
@@ -93,7 +51,6 @@ async def _serve(listener: socket.socket, channel: Channel, settings: dict[str, 
     port = listener.getsockname()[1]
     config = http_server.settings(
         http_server.Access(gateway, gateway.admit, host=settings["host"], port=port, limit=limit, form=form),
-        protocol=Connection,
         log_level="critical",  # a call that was cut has an incomplete answer
         most=http_server.most_connections(),
         date_header=False,

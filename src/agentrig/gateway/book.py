@@ -46,14 +46,11 @@ class Opened:
     """One attempt of a rollout, from its opening to its close.
 
     Attributes:
-        rollout: The rollout's id.
-        attempt: The number of the attempt.
         key: What its calls bring.
-        upstream: The model's server.
         measured: Whether its sampling replaces that of the calls.
         spans: The spans of its calls, as JSON texts in the form of `agentrig.traces.Span`.
         responses: The messages up to the answer of each call of the Responses API, by the response's id.
-        calls: Its calls under way.
+        calls: Those under way.
         cut: How many calls were cut because the rollout had ended.
         places: Bounds how many of its calls are passed on at once.
     """

@@ -52,13 +52,7 @@ class Calls:
 
 @attrs.define(eq=False)
 class GatewayAttempt:
-    """An attempt of a rollout at the gateway.
-
-    Attributes:
-        address: The gateway.
-        rollout: The rollout's id.
-        key: The attempt's key, once it is opened.
-    """
+    """An attempt of a rollout at the gateway; it has its `key` once it is opened."""
 
     address: GatewayAddress
     rollout: str
@@ -126,9 +120,8 @@ class _Connection(http.client.HTTPConnection):
 class _Kept(threading.local):
     """A thread's connection to the gateway: kept, because to connect costs more than to open or close a rollout."""
 
-    def __init__(self) -> None:
-        self._owner: tuple[int, str] | None = None
-        self._connection: _Connection | None = None
+    connection: _Connection | None = None
+    owner = 0, ""  # of a process, to a gateway: a forked process makes one of its own
 
     def post(self, address: GatewayAddress, path: str, body: bytes) -> tuple[int, bytes]:
         """Send a request; return the status and the body of its answer.
@@ -136,7 +129,12 @@ class _Kept(threading.local):
         Raises:
             OSError, http.client.HTTPException: The gateway does not answer.
         """
-        connection = self._connected(address)
+        owner = os.getpid(), address.url
+        connection = self.connection
+        if connection is None or self.owner != owner or not connection.fit:
+            parts = urlsplit(address.url)
+            connection = _Connection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_S)
+            self.connection, self.owner = connection, owner  # the former one closes
         headers = {"authorization": f"Bearer {address.token}", "content-type": "application/json"}
         try:
             connection.request("POST", path, body, headers)
@@ -147,17 +145,6 @@ class _Kept(threading.local):
             raise
         connection.used = time.monotonic()
         return reply.status, content
-
-    def _connected(self, address: GatewayAddress) -> _Connection:
-        """Return the kept connection, or a new one: to another gateway, in a forked process, or for one that ended."""
-        owner = (os.getpid(), address.url)
-        if self._connection is None or self._owner != owner or not self._connection.fit:
-            if self._connection is not None:
-                self._connection.close()
-            parts = urlsplit(address.url)
-            self._owner = owner
-            self._connection = _Connection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_S)
-        return self._connection
 
 
 _kept = _Kept()

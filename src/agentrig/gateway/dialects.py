@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agentrig.chat_fields import CHAT, Fields
@@ -26,7 +27,6 @@ SAMPLING = frozenset(
     )
 )
 """Fields that go to the model's server as they are, whatever API a request speaks: a run's sampling may have them."""
-
 
 ELSEWHERE = 'to send it to a model that is not trained, name that in [gateway.models] with api = "own"'
 """What to do about something that the run's model cannot be asked."""
@@ -61,9 +61,30 @@ def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts
 
 
-def sampled(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that go to the model's server as they are."""
-    return {name: body[name] for name in sorted(body.keys() & SAMPLING) if body[name] is not None}
+def check_tool(tool: Mapping[str, Any], where: str, fields: str) -> None:
+    """Refuse a tool in the form of chat completions; `fields` are those that one of this API has."""
+    if "function" in tool and "name" not in tool:
+        text = f"{where}.name is missing: in this API a tool has {fields}, and no function"
+        raise Refused(text, status=400, code="invalid_value", param=f"{where}.name")
+
+
+def alike(
+    body: Mapping[str, Any], messages: list[dict[str, Any]], tool: Callable[[dict[str, Any], str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the request of a chat completion with what other APIs have in the same place.
+
+    Args:
+        body: The body in another API.
+        messages: Its messages.
+        tool: Returns the tool of a chat completion for one of its tools, and the place of that.
+    """
+    found: dict[str, Any] = {"model": body.get("model"), "messages": messages}
+    found |= {name: body[name] for name in sorted(body.keys() & SAMPLING) if body[name] is not None}
+    if body.get("tools"):
+        found["tools"] = [tool(each, f"tools[{i}]") for i, each in enumerate(listed(body["tools"], "tools"))]
+    if body.get("stream"):
+        found["stream"], found["stream_options"] = True, {"include_usage": True}
+    return found
 
 
 def choice_of(completion: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +148,85 @@ class StreamWriter:
     def end(self) -> bytes:
         """Return what ends the stream, if its end has not come as an event."""
         return b""
+
+
+class PartsWriter(StreamWriter, abc.ABC):
+    """Writes a stream in parts, texts and calls of tools: one ends when the next one begins. A subclass writes each.
+
+    Attributes:
+        completion: The first event of the upstream's stream, with the usage that came since; empty before it.
+        ending: The choice that has a finish reason; empty before it.
+    """
+
+    def __init__(self) -> None:
+        self.completion: dict[str, Any] = {}
+        self.ending: dict[str, Any] = {}
+        self._part, self._ended = "", False
+        self._call: int | None = None
+
+    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
+        """Return what the client gets for one event of the upstream's stream."""
+        if event is None:
+            if message := error_in(data):
+                self._ended = True
+                return self.failed(message)
+            return self.end() if data.strip() == "[DONE]" else b""
+        out = []
+        if not self.completion:
+            self.completion = {"usage": None, **event}
+            out.append(self.started())
+        self.completion["usage"] = event.get("usage") or self.completion["usage"]
+        choice = choice_of(event)
+        if choice.get("finish_reason"):
+            self.ending = choice
+        delta = choice.get("delta") or {}
+        if delta.get("content"):
+            if self._part != "text":
+                out.append(self._ends(then="text") + self.begin(None))
+            out.append(self.more(delta["content"]))
+        for call in delta.get("tool_calls") or ():
+            index = call.get("index")
+            if self._part != "call" or (index is not None and index != self._call):
+                self._call = index
+                out.append(self._ends(then="call") + self.begin(call))
+            if arguments := (call.get("function") or {}).get("arguments"):
+                out.append(self.more(arguments))
+        return b"".join(out)
+
+    def end(self) -> bytes:
+        """Return the last events, unless the stream has ended or never began."""
+        if self._ended or not self.completion:
+            return b""
+        self._ended = True
+        return self._ends(then="") + self.ended()
+
+    def _ends(self, *, then: str) -> bytes:
+        before, self._part = self._part, then
+        return self.end_part() if before else b""
+
+    @abc.abstractmethod
+    def started(self) -> bytes:
+        """Begin the stream."""
+
+    @abc.abstractmethod
+    def begin(self, call: Mapping[str, Any] | None) -> bytes:
+        """Begin a part: a call of a tool, or a text."""
+
+    @abc.abstractmethod
+    def more(self, text: str) -> bytes:
+        """Go on with the part: with its text, or the call's arguments."""
+
+    @abc.abstractmethod
+    def end_part(self) -> bytes:
+        """End the part."""
+
+    @abc.abstractmethod
+    def ended(self) -> bytes:
+        """End the stream."""
+
+    @abc.abstractmethod
+    def failed(self, message: str) -> bytes:
+        """End the stream by an error."""
 
 
 Earlier = Mapping[str, list[dict[str, Any]]]

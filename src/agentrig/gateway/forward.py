@@ -72,7 +72,6 @@ class CallRules:
         own: The fixed models that get calls in the API in which they come.
         sampling: Whether to add the sampling fields that a call lacks.
         limit: Most bytes of a call's body.
-        connections: To the models' servers.
     """
 
     models: Mapping[str, Endpoint | None]
@@ -87,15 +86,9 @@ class Exchange:
     """A call and its answer.
 
     Attributes:
-        opened: The rollout.
-        call: Its entry in the book.
         route: What it calls, below the rollout's base URL.
-        dialect: The API that it speaks.
         headers: Its headers, names in lower case.
-        receive: ASGI's.
-        send: ASGI's.
         abort: Breaks the connection to the client.
-        rules: What holds for every call.
     """
 
     opened: Opened

@@ -11,13 +11,14 @@ from agentrig.gateway.dialects import (
     Chat,
     Conversation,
     Earlier,
+    PartsWriter,
     StreamWriter,
+    alike,
     check_fields,
+    check_tool,
     choice_of,
     content_of,
-    error_in,
     listed,
-    sampled,
     sse,
     unfit,
 )
@@ -58,9 +59,6 @@ KINDS = {
 }
 """Anthropic's names of errors by status; others are `api_error`."""
 
-IN_CHAT_FORM = "{where}.name is missing: in this API a tool has name, description and input_schema, and no function"
-"""Said about a tool in the form of chat completions."""
-
 MALFORMED = "malformed_json"
 """The one key of a tool's input if the model's arguments are no JSON object: they are its value."""
 
@@ -89,21 +87,17 @@ class Messages(Chat):
         """Return the chat completion's request, and the places that its messages come from."""
         check_fields(body, (*MAPPED, *WITHOUT_EFFECT, *self.hints))
         conversation = _conversation(body)
-        found: dict[str, Any] = {"model": body.get("model"), "messages": conversation.messages, **sampled(body)}
+        found = alike(body, conversation.messages, _tool)
         if found["messages"] and found["messages"][-1]["role"] == "assistant":  # the model is to go on with it
             found |= {"add_generation_prompt": False, "continue_final_message": True}
         if body.get("max_tokens") is not None:
             found["max_tokens"] = body["max_tokens"]
         if body.get("stop_sequences"):
             found["stop"] = body["stop_sequences"]
-        if body.get("tools"):
-            found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed(body["tools"], "tools"))]
         if body.get("tool_choice") is not None:
             found |= _tool_choice(body["tool_choice"])
         if isinstance(body.get("metadata"), dict) and body["metadata"].get("user_id"):
             found["user"] = body["metadata"]["user_id"]
-        if body.get("stream"):
-            found["stream"], found["stream_options"] = True, {"include_usage": True}
         return found, conversation.places
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,8 +196,7 @@ def _text(content: Any, what: str) -> str:
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if "function" in tool and "name" not in tool:
-        raise Refused(IN_CHAT_FORM.format(where=where), status=400, code="invalid_value", param=f"{where}.name")
+    check_tool(tool, where, "name, description and input_schema")
     if tool.get("type", "custom") not in ("custom", None):
         raise unfit(f"a tool of type {tool.get('type')!r:.60}")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
@@ -260,67 +253,38 @@ def _usage(completion: Mapping[str, Any]) -> dict[str, int]:
     return {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
 
 
-class _Writer(StreamWriter):
-    """Writes the events of a message; a block is closed when the next one begins."""
+class _Writer(PartsWriter):
+    """Writes the events of a message; its parts are blocks of the content."""
 
     def __init__(self) -> None:
-        self._begun = self._ended = False
-        self._blocks, self._kind = 0, ""
-        self._call: int | None = None
-        self._ending, self._usage = _ended({}), {"input_tokens": 0, "output_tokens": 0}
+        super().__init__()
+        self._index, self._block = -1, dict[str, Any]()
 
-    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
-        """Return what the client gets for one event of the upstream's stream."""
-        if event is None:
-            if message := error_in(data):
-                self._ended = True
-                return self._say("error", error={"type": "api_error", "message": message})
-            return self.end() if data.strip() == "[DONE]" else b""
-        out = []
-        if not self._begun:
-            self._begun = True
-            out.append(self._say("message_start", message=_head(event, [])))
-        if event.get("usage"):
-            self._usage = _usage(event)
-        choice = choice_of(event)
-        delta = choice.get("delta") or {}
-        if choice.get("finish_reason"):
-            self._ending = _ended(choice)
-        if delta.get("content"):
-            if self._kind != "text":
-                out.append(self._begin("text", {"type": "text", "text": ""}))
-            out.append(self._delta({"type": "text_delta", "text": delta["content"]}))
-        for call in delta.get("tool_calls") or ():
-            function, index = call.get("function") or {}, call.get("index")
-            if self._kind != "tool_use" or (index is not None and index != self._call):
-                self._call = index
-                block = {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": {}}
-                out.append(self._begin("tool_use", block))
-            if function.get("arguments"):
-                out.append(self._delta({"type": "input_json_delta", "partial_json": function["arguments"]}))
-        return b"".join(out)
+    def started(self) -> bytes:
+        return self._say("message_start", message=_head(self.completion, []))
 
-    def end(self) -> bytes:
-        """Return the last events."""
-        if self._ended or not self._begun:
-            return b""
-        self._ended = True
-        last = self._say("message_delta", delta=self._ending, usage=self._usage) + self._say("message_stop")
-        return self._stop() + last
+    def begin(self, call: Mapping[str, Any] | None) -> bytes:
+        self._index, self._block = self._index + 1, {"type": "text", "text": ""}
+        if call is not None:
+            name = (call.get("function") or {}).get("name")
+            self._block = {"type": "tool_use", "id": call.get("id"), "name": name, "input": {}}
+        return self._say("content_block_start", index=self._index, content_block=self._block)
 
-    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
-        out = self._stop()
-        self._kind = kind
-        return out + self._say("content_block_start", index=self._blocks, content_block=block)
+    def more(self, text: str) -> bytes:
+        delta = {"type": "input_json_delta", "partial_json": text}
+        if self._block["type"] == "text":
+            delta = {"type": "text_delta", "text": text}
+        return self._say("content_block_delta", index=self._index, delta=delta)
 
-    def _stop(self) -> bytes:
-        if not self._kind:
-            return b""
-        self._kind, self._blocks = "", self._blocks + 1
-        return self._say("content_block_stop", index=self._blocks - 1)
+    def end_part(self) -> bytes:
+        return self._say("content_block_stop", index=self._index)
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return self._say("content_block_delta", index=self._blocks, delta=delta)
+    def ended(self) -> bytes:
+        last = self._say("message_delta", delta=_ended(self.ending), usage=_usage(self.completion))
+        return last + self._say("message_stop")
+
+    def failed(self, message: str) -> bytes:
+        return self._say("error", error={"type": "api_error", "message": message})
 
     def _say(self, kind: str, **fields: Any) -> bytes:
         return sse(json.dumps({"type": kind, **fields}), kind)

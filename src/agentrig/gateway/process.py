@@ -31,21 +31,20 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._process: ServerProcess | None = None
-        self._token = secrets.token_urlsafe(32)
-        self.address = GatewayAddress("", self._token)
-        mask(self._token, "<the gateway's token>")
+        self._process: ServerProcess  # once it is started
+        self.address = GatewayAddress("", secrets.token_urlsafe(32))
+        mask(self.address.token, "<the gateway's token>")
 
     def __enter__(self) -> Gateway:
         """Start it."""
         # -P: never import modules from the current folder.
         command = [sys.executable, "-P", "-m", "agentrig.gateway"]
-        named = self._settings.named
+        named, token = self._settings.named, self.address.token
         self._process = ServerProcess(
             "the gateway",
             command,
             first={
-                "token": self._token,
+                "token": token,
                 "host": self._settings.host,
                 "port": self._settings.port,
                 "sampling": self._settings.sampling,
@@ -60,7 +59,7 @@ class Gateway:
         except BaseException:
             self._process.stop()
             raise
-        self.address = GatewayAddress(address_of(self._settings.host, port), self._token)
+        self.address = GatewayAddress(address_of(self._settings.host, port), token)
         if not is_loopback(self.address.url):
             log.warning(
                 "the gateway listens on %s: a person with the key of a rollout can call the model as that rollout "
@@ -73,18 +72,16 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End it; calls under way break."""
-        if self._process is not None:
-            self._process.stop()
+        self._process.stop()
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid if self._process is not None else 0
+        return self._process.pid
 
     def check(self) -> None:
         """Raise `ServerError` if it has died."""
-        if self._process is not None:
-            self._process.check()
+        self._process.check()
 
     def left(self, rollout: str) -> Trace | None:
         """Close a rollout whose runner could not, and return its trace; None if nothing of it is open."""

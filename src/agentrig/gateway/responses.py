@@ -12,13 +12,14 @@ from agentrig.gateway.dialects import (
     Chat,
     Conversation,
     Earlier,
+    PartsWriter,
     StreamWriter,
+    alike,
     check_fields,
+    check_tool,
     choice_of,
     content_of,
-    error_in,
     listed,
-    sampled,
     sse,
     unfit,
 )
@@ -36,7 +37,6 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 """Fields that change nothing of what is sampled, or that concern what OpenAI stores or bills."""
 
-
 PART = ("type", "text", "image_url", "detail", "annotations", "logprobs")
 """Fields of a part of a content."""
 
@@ -51,9 +51,6 @@ FIELDS: Fields = {
     "stream_options": ("include_obfuscation",),
 }
 """Its fields below the top level, as far as they have a counterpart or change nothing."""
-
-IN_CHAT_FORM = "{where}.name is missing: in this API a tool has name, description and parameters, and no function"
-"""Said about a tool in the form of chat completions."""
 
 
 class Responses(Chat):
@@ -91,20 +88,16 @@ class Responses(Chat):
             for message in earlier[former]:
                 conversation.add(message, "previous_response_id")
         _add_input(conversation, body)
-        found: dict[str, Any] = {"model": body.get("model"), "messages": conversation.messages, **sampled(body)}
+        found = alike(body, conversation.messages, _tool)
         for name in ("parallel_tool_calls", "user"):
             if body.get(name) is not None:
                 found[name] = body[name]
         if body.get("max_output_tokens") is not None:
             found["max_tokens"] = body["max_output_tokens"]
-        if body.get("tools"):
-            found["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed(body["tools"], "tools"))]
         if body.get("tool_choice") is not None:
             found["tool_choice"] = _tool_choice(body["tool_choice"])
         if (form := _response_format(body.get("text"))) is not None:
             found["response_format"] = form
-        if body.get("stream"):
-            found["stream"], found["stream_options"] = True, {"include_usage": True}
         return found, conversation.places
 
     def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,8 +176,7 @@ def _content(content: Any, where: str) -> Any:
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if "function" in tool and "name" not in tool:
-        raise Refused(IN_CHAT_FORM.format(where=where), status=400, code="invalid_value", param=f"{where}.name")
+    check_tool(tool, where, "name, description and parameters")
     if tool.get("type") != "function":
         raise unfit(f"a tool of type {tool.get('type')!r:.60}")
     kept = {k: tool[k] for k in ("name", "description", "parameters", "strict") if tool.get(k) is not None}
@@ -276,80 +268,41 @@ def _response(
     }
 
 
-class _Writer(StreamWriter):
-    """Writes the events of a response; an item is closed when the next one begins."""
+class _Writer(PartsWriter):
+    """Writes the events of a response; its parts are items of the output."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__()
         self._body = body
-        self._head: dict[str, Any] = {}
         self._output: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
-        self._call: int | None = None
-        self._reason: str | None = None
-        self._said = ""
-        self._number, self._ended = -1, False
+        self._item: dict[str, Any] = {}
+        self._said, self._number = "", -1
 
-    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
-        """Return what the client gets for one event of the upstream's stream."""
-        if event is None:
-            if message := error_in(data):
-                self._ended = True
-                return self._say("error", code="upstream_failed", message=message, param=None)
-            return self.end() if data.strip() == "[DONE]" else b""
-        out = []
-        if not self._head:
-            self._head = {"usage": None, **event}
-            started = _response(self._head, self._body, [], None)
-            out = [self._say("response.created", response=started), self._say("response.in_progress", response=started)]
-        if event.get("usage"):
-            self._head["usage"] = event["usage"]
-        choice = choice_of(event)
-        delta = choice.get("delta") or {}
-        self._reason = choice.get("finish_reason") or self._reason
-        if delta.get("content"):
-            out.append(self._text(delta["content"]))
-        out += [self._tool(call) for call in delta.get("tool_calls") or ()]
-        return b"".join(out)
+    def started(self) -> bytes:
+        response = _response(self.completion, self._body, [], None)
+        return self._say("response.created", response=response) + self._say("response.in_progress", response=response)
 
-    def end(self) -> bytes:
-        """Return the last events."""
-        if self._ended or not self._head:
-            return b""
-        self._ended = True
-        done = self._close()
-        response = _response(self._head, self._body, self._output, self._reason or "stop")
-        return done + self._say(f"response.{response['status']}", response=response)
-
-    def _text(self, text: str) -> bytes:
-        out = b""
-        if self._open is None or self._open["type"] != "message":
-            out = self._begin(_message(f"{self._head.get('id')}_{len(self._output)}", "", "in_progress"))
+    def begin(self, call: Mapping[str, Any] | None) -> bytes:
+        if call is None:
+            self._item = _message(f"{self.completion.get('id')}_{len(self._output)}", "", "in_progress")
+        else:
+            self._item = _call(call, "in_progress")
+        out = self._say("response.output_item.added", output_index=len(self._output), item=self._item)
+        if call is None:
+            self._said = ""
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             out += self._say("response.content_part.added", content_index=0, part=part, **self._where())
-            self._said = ""
-        self._said += text
-        return out + self._say("response.output_text.delta", content_index=0, delta=text, logprobs=[], **self._where())
+        return out
 
-    def _tool(self, call: Mapping[str, Any]) -> bytes:
-        out, index = b"", call.get("index")
-        if self._open is None or self._open["type"] != "function_call" or (index is not None and index != self._call):
-            out, self._call = self._begin(_call(call, "in_progress")), index
-        arguments = (call.get("function") or {}).get("arguments") or ""
-        if not arguments:
-            return out
-        assert self._open is not None
-        self._open["arguments"] += arguments
-        return out + self._say("response.function_call_arguments.delta", delta=arguments, **self._where())
+    def more(self, text: str) -> bytes:
+        if self._item["type"] == "message":
+            self._said += text
+            return self._say("response.output_text.delta", content_index=0, delta=text, logprobs=[], **self._where())
+        self._item["arguments"] += text
+        return self._say("response.function_call_arguments.delta", delta=text, **self._where())
 
-    def _begin(self, item: dict[str, Any]) -> bytes:
-        out = self._close()
-        self._open = item
-        return out + self._say("response.output_item.added", output_index=len(self._output), item=item)
-
-    def _close(self) -> bytes:
-        item, where = self._open, self._where()
-        if item is None:
-            return b""
+    def end_part(self) -> bytes:
+        item, where = self._item, self._where()
         if item["type"] == "message":
             (part,) = _message("", self._said)["content"]
             item["content"] = [part]
@@ -361,11 +314,17 @@ class _Writer(StreamWriter):
         item["status"] = "completed"
         out += self._say("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
-        self._open = None
         return out
 
+    def ended(self) -> bytes:
+        response = _response(self.completion, self._body, self._output, self.ending.get("finish_reason") or "stop")
+        return self._say(f"response.{response['status']}", response=response)
+
+    def failed(self, message: str) -> bytes:
+        return self._say("error", code="upstream_failed", message=message, param=None)
+
     def _where(self) -> dict[str, Any]:
-        return {"item_id": self._open["id"] if self._open else "", "output_index": len(self._output)}
+        return {"item_id": self._item["id"], "output_index": len(self._output)}
 
     def _say(self, kind: str, **fields: Any) -> bytes:
         self._number += 1

@@ -247,7 +247,7 @@ def end_left(status: int) -> None:
             try:
                 leave(status, within_s=LEFT_S)
             finally:  # the output can't be written
-                _end(status)
+                _exit(status)
 
     if others():
         over = threading.Event()
@@ -367,7 +367,7 @@ def end_soon(error: Interrupted) -> None:
         if not error.told:
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the cursor, which a display has hidden
             os.write(2, f"{shown}agentrig: {error}\n".encode())  # another thread may hold the lock of sys.stderr
-        _end(error.exit_status)
+        _exit(error.exit_status)
 
     threading.Thread(target=end, name="end", daemon=True).start()
 
@@ -384,11 +384,7 @@ def wake_stopped() -> None:
 def end_now(status: int) -> None:
     """End this process as if it were killed, if it is a command: it can't even end in order any more."""
     if _command:
-        _end(status)
-
-
-def _end(status: int) -> NoReturn:
-    _exit(status)
+        _exit(status)
 
 
 def leave(status: int, *, within_s: float | None = None) -> NoReturn:
@@ -406,4 +402,4 @@ def leave(status: int, *, within_s: float | None = None) -> NoReturn:
         handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
         handlers.start()
         handlers.join(within_s)
-    _end(status)
+    _exit(status)

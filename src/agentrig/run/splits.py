@@ -14,8 +14,7 @@ import attrs
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.plan import TASKS_CURE, TASKS_SLOW_S, RunSettings
 from agentrig.plugins.loading import told_if_slow
-from agentrig.processes.put_back import torch_put_back
-from agentrig.processes.replaced import left_alone
+from agentrig.processes.put_back import left_alone, torch_put_back
 from agentrig.run.damage import read_object
 from agentrig.tasks import ROLES, Task, Tasks, by_input, input_key, overlap, repeated
 from agentrig.text import DEPTH_LIMIT, LARGE_WORDS, TOO_LARGE, cut, words_of

@@ -17,7 +17,7 @@ from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.pools import Job, Result
-from agentrig.processes.replaced import left_alone
+from agentrig.processes.put_back import left_alone
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.judging import CURE, GRACE_S, Late, NoScores, alone_words, late_words, score_many, score_one

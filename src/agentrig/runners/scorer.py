@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
-from agentrig.processes.replaced import left_alone
+from agentrig.processes.put_back import left_alone
 from agentrig.rewards import Reward, Score
 from agentrig.runners.judging import CURE, GRACE_S, Late, NoScores, alone_words, late_words, score_many, score_one
 from agentrig.runners.reward_process import RewardPlan, RewardPool

@@ -12,7 +12,7 @@ from agentrig_lightning.v1.config import LightningV1Config
 from agentrig import AgentFailure, Endpoint
 from agentrig.external.command import CommandAgent
 from agentrig.external.config import CommandConfig
-from agentrig.external.sandboxes import Place, wrapped
+from agentrig.external.sandboxes import Sandbox
 from agentrig.pools import Job
 from agentrig.runners.attempt import run_agent
 from agentrig.settings import structure
@@ -42,8 +42,8 @@ def nodes(settings: Settings) -> list[str | None]:
 def words(settings: Settings) -> list[str]:
     """Return what would be run in a sandbox."""
     config = structure(CommandConfig, dict(settings), owner="command", section="agent")
-    inside = Place(folder=Path("/tmp"), reads=[Path(mount) for mount in config.mounts], variables={})
-    found, _ = wrapped(config, config.words, inside)
+    sandbox = Sandbox(config, [Path(mount) for mount in config.mounts])
+    found, _ = sandbox.wrapped(config.words, Path("/tmp"), {})
     return list(found)
 
 

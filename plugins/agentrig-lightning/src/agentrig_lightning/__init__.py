@@ -68,9 +68,9 @@ def register_runners() -> Iterable[RunnersSpec]:
     from agentrig_lightning.joining import LightningRunners, check_gateway, wanted
 
     def build(config: Any) -> Any:
-        from agentrig_lightning.store_pool import StorePool
+        from agentrig_lightning.store_pool import serving_pool
 
-        return partial(StorePool, settings=config)
+        return partial(serving_pool, settings=config)
 
     yield RunnersSpec(
         name="lightning",

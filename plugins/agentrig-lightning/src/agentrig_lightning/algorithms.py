@@ -154,10 +154,12 @@ class AlgorithmCall:
         """Pass store, adapter and resources to the algorithm; file its rollouts by mode and step."""
         from agentlightning.algorithm import FastAlgorithm
 
-        from agentrig_lightning.store_run import StepRecords, playing, store_of
+        from agentrig_lightning.store_pool import store_pool
+        from agentrig_lightning.store_run import StepRecords
 
         inner = self._inner
-        store = store_of(session.runtime)
+        pool = store_pool(session.runtime)
+        store = pool.store
         own = session.plan.components["adapter"].spec.name if self._adapter is None else f"of {self._name}"
         theirs = self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter)
         adapter = watched(theirs, name=own)
@@ -185,7 +187,7 @@ class AlgorithmCall:
         if self._script is not None:
             datasets = {"train_dataset": self._script.train, "val_dataset": self._script.validation}
         try:
-            with playing(session.runtime, store, judge):
+            with pool.playing(session.runtime, judge):
                 if inner.is_async():
                     import asyncio
 

@@ -26,15 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class LitAgentCall:
-    """Makes a `LitAgent` callable, as agentrig expects; see `agentrig_lightning.agent`.
+    """Makes a `LitAgent` callable, as agentrig expects; most arguments are those of `agentrig_lightning.agent`.
 
     Args:
-        source: A class, an instance or a function; see `agentrig_lightning.instances.factory`.
-        resource: The name under which the agent looks up the endpoint.
-        initial_resources: Its other resources, by name.
         tracer: A tracer of Agent Lightning, or None for agentrig's. It records one rollout at a time.
-        hooks: `Hook` objects of Agent Lightning; every agent gets copies of them.
-        answer: Returns the answer for the rollout's trace; None: there is none beside the agent's number.
         judges: Whether the agent's number is its own reward only, and no answer.
     """
 
@@ -117,8 +112,7 @@ class LitAgentCall:
 
     async def _traced(self, slot: AgentSlot, job: Job, seen: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """Run a rollout under the tracer; return its answer and the spans."""
-        from agentrig_lightning.results import reported
-        from agentrig_lightning.spans import from_lightning, to_lightning
+        from agentrig_lightning.spans import from_lightning, reported, to_lightning
 
         rollout = seen["rollout"]
         recorder = current() or Recorder(job.id, token_ids=False)  # outside of a run nobody reads it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import attrs
@@ -10,70 +9,61 @@ import attrs
 
 @attrs.define
 class Lease:
-    """An attempt that another runner has taken.
+    """An attempt that another runner has taken; times are on the monotonic clock.
 
     Attributes:
-        rollout_id: The rollout.
-        attempt_id: The attempt.
         worker: The runner's id.
-        taken: When, on the monotonic clock.
         seen: The last sign of life that names this attempt.
     """
 
     rollout_id: str
     attempt_id: str
     worker: str
-    taken: float
-    seen: float
+    taken: float = attrs.field(factory=time.monotonic)
+    seen: float = attrs.field(factory=time.monotonic)
 
 
 class Leases:
-    """The attempts of runners outside this process. Safe in several threads."""
+    """The attempts of runners outside this process, by rollout. Safe in several threads.
+
+    Each method makes one step on a dict, or takes a copy of it first.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, Lease] = {}
         self._workers: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     def take(self, rollout_id: str, attempt_id: str, worker: str) -> None:
         """Note that a runner has taken an attempt."""
-        now = time.monotonic()
-        with self._lock:
-            self._workers[worker] = now
-            self._held[rollout_id] = Lease(rollout_id, attempt_id, worker, now, now)
+        self.alive(worker)
+        self._held[rollout_id] = Lease(rollout_id, attempt_id, worker)
 
     def drop(self, rollout_id: str) -> None:
         """Note that nobody holds a rollout any more."""
-        with self._lock:
-            self._held.pop(rollout_id, None)
+        self._held.pop(rollout_id, None)
 
     def alive(self, worker: str) -> None:
         """Note a sign of life of a runner."""
-        with self._lock:
-            self._workers[worker] = time.monotonic()
+        self._workers[worker] = time.monotonic()
 
     def touch(self, rollout_id: str) -> None:
         """Note a sign of life of a rollout: a span, for example."""
-        with self._lock:
-            if rollout_id in self._held:
-                self._held[rollout_id].seen = time.monotonic()
+        if (lease := self._held.get(rollout_id)) is not None:
+            lease.seen = time.monotonic()
 
     @property
     def held(self) -> int:
         """How many attempts are held."""
-        with self._lock:
-            return len(self._held)
+        return len(self._held)
 
     def held_by(self, worker: str) -> list[Lease]:
         """Return what a runner holds."""
-        with self._lock:
-            return [lease for lease in self._held.values() if lease.worker == worker]
+        return [lease for lease in list(self._held.values()) if lease.worker == worker]
 
     def workers(self, within_s: float) -> list[str]:
         """Return the runners that gave a sign of life in the last seconds."""
         now = time.monotonic()
-        with self._lock:
-            return [worker for worker, seen in self._workers.items() if now - seen <= within_s]
+        return [worker for worker, seen in list(self._workers.items()) if now - seen <= within_s]
 
     def overdue(self, *, silent_s: float, deadline_s: float) -> list[tuple[Lease, str]]:
         """Return the leases that have run out, and why, as text.
@@ -84,11 +74,10 @@ class Leases:
         """
         now = time.monotonic()
         found = []
-        with self._lock:
-            for lease in self._held.values():
-                silent = now - max(lease.seen, self._workers.get(lease.worker, 0.0))
-                if silent > silent_s:
-                    found.append((lease, f"the runner {lease.worker} has given no sign of life for {silent:.0f} s"))
-                elif now - lease.taken > deadline_s:
-                    found.append((lease, f"the runner {lease.worker} has held the rollout for {deadline_s:g} s"))
+        for lease in list(self._held.values()):
+            silent = now - max(lease.seen, self._workers.get(lease.worker, 0.0))
+            if silent > silent_s:
+                found.append((lease, f"the runner {lease.worker} has given no sign of life for {silent:.0f} s"))
+            elif now - lease.taken > deadline_s:
+                found.append((lease, f"the runner {lease.worker} has held the rollout for {deadline_s:g} s"))
         return found

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 from agentlightning import Span as LightningSpan
 from agentlightning import Triplet
@@ -15,14 +16,13 @@ from agentlightning.adapter.triplet import RewardMatchPolicy, TraceTree
 from agentlightning.tracer import Tracer
 from agentlightning.tracer.dummy import DummySpanRecordingContext
 from agentlightning.types import SpanCoreFields, TraceStatus
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry import trace as otel
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from agentrig.adapters import Adapter, identified
 from agentrig.adapters import Triplet as OwnTriplet
-from agentrig.tracing.recorder import current, reward_number
-from agentrig_lightning import otel
-from agentrig_lightning.results import run_score, so_far
-from agentrig_lightning.spans import error_of, from_lightning, own_reward
+from agentrig.tracing.recorder import Recorder, current, reward_number
+from agentrig_lightning.spans import as_span, error_of, from_lightning, own_reward, run_score, so_far
 
 
 class RecorderTracer(Tracer):
@@ -35,7 +35,7 @@ class RecorderTracer(Tracer):
     def init_worker(self, worker_id: int, store: Any = None) -> None:
         """Record OpenTelemetry's spans too; call it in the process that runs the agent."""
         super().init_worker(worker_id, store)
-        otel.install()
+        record_opentelemetry()
 
     def create_span(
         self, name: str, attributes: Any = None, timestamp: float | None = None, status: Any = None
@@ -97,7 +97,7 @@ class SpanAdapter(TraceAdapter[Any]):
 
     def adapt(self, source: Any, /) -> list[Triplet]:
         """Return the triplets of spans."""
-        spans = [_as_span(span) for span in source]
+        spans = [as_span(span) for span in source]
         if not spans:
             return []
         trace = from_lightning(spans[0].rollout_id, spans)
@@ -126,10 +126,54 @@ def _triplet(ours: OwnTriplet, tree: TraceTree, call: TraceTree | None, reward: 
     )
 
 
-def _as_span(span: Any) -> LightningSpan:
-    return LightningSpan.from_opentelemetry(span, "", "", 0) if isinstance(span, ReadableSpan) else span
-
-
 def _values(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return OpenTelemetry's attributes as JSON values, complete: they are what the agent wanted to record."""
     return {str(k): list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+
+
+# --- OpenTelemetry's own spans --------------------------------------------------------------------------
+
+_installed = False
+
+
+def record_opentelemetry() -> None:
+    """Record OpenTelemetry's spans in rollouts, once per process; a provider that is already there is used."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    provider = otel.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        provider = TracerProvider()
+        otel.set_tracer_provider(provider)
+    provider.add_span_processor(_Processor())
+    Recorder.outside = staticmethod(_current)  # type: ignore[method-assign]
+
+
+def _current() -> str | None:
+    found = otel.get_current_span().get_span_context().span_id
+    return otel.format_span_id(found) if found else None
+
+
+class _Processor(SpanProcessor):
+    """Sends spans to the rollout in which they were started."""
+
+    def __init__(self) -> None:
+        self._recorders: WeakValueDictionary[str, Recorder] = WeakValueDictionary()
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        recorder = current()
+        if recorder is None or recorder.muted:
+            return
+        span_id = otel.format_span_id(span.get_span_context().span_id)
+        given = otel.format_span_id(span.parent.span_id) if span.parent is not None else None
+        parent = given if given is not None and given != _current() and recorder.is_open(given) else recorder.parent()
+        self._recorders[span_id] = recorder
+        recorder.open(span_id, parent, span.name, {}, current=False)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        recorder = self._recorders.pop(otel.format_span_id(context.span_id), None) if context is not None else None
+        if recorder is not None:
+            seen = as_span(span, recorder.rollout_id)
+            recorder.keep(from_lightning(recorder.rollout_id, [seen]).spans[0])

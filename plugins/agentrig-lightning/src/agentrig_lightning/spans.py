@@ -1,4 +1,4 @@
-"""Traces as Agent Lightning's spans, and back."""
+"""Traces as Agent Lightning's spans, and back; and the rewards among those."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentlightning import Span as LightningSpan
-from agentlightning.emitter import find_final_reward, get_reward_value
+from agentlightning.emitter import emit_reward, find_final_reward, get_reward_value
 from agentlightning.semconv import LightningSpanAttributes
-from agentlightning.types import OtelResource, TraceStatus
+from agentlightning.types import OtelResource, SpanCoreFields, TraceStatus
+from opentelemetry.sdk.trace import ReadableSpan
 
 from agentrig.traces import LLM_CALL, REWARD, SERVER, Span, Trace, mapping
 from agentrig.tracing.gen_ai import TOOL_CALL, flat, logprobs_of, request_of, response_of, tool_calls
+from agentrig.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
-
 
 RECORDED = ("request", "response", "response_logprobs", "finish_reason", SERVER)
 """Attributes that agentrig adds to an LLM call which another tracer recorded."""
@@ -26,6 +27,9 @@ THEIR_REWARD = LightningSpanAttributes.REWARD.value
 """How the names of the attributes of a reward begin."""
 
 SIMPLE = str | int | float | bool
+
+RUN_SCORE = "agentrig.score"
+"""Attribute of the reward span that a run adds to a rollout: the score of the run's own reward."""
 
 
 def to_lightning(trace: Trace, rollout_id: str, attempt_id: str) -> list[LightningSpan]:
@@ -180,3 +184,58 @@ def final_reward(spans: Sequence[LightningSpan]) -> float | None:
     """Return the last reward that was emitted among spans, or None."""
     reward: float | None = find_final_reward(list(spans)) if spans else None
     return reward
+
+
+# --- what an agent has returned, and what a run has scored ------------------------------------------
+
+
+def reported(result: Any, recorder: Recorder) -> float | None:
+    """Return the reward of a rollout from what its agent returned, as Agent Lightning's runner reads it.
+
+    Spans that the agent returned are recorded, and so is a number, as the rollout's last reward.
+
+    Raises:
+        TypeError: The agent returned something else.
+    """
+    number = isinstance(result, int | float)
+    if result is not None and not number and not isinstance(result, list):
+        raise TypeError(f"the agent returned {type(result).__name__}; a LitAgent returns None, a number or spans")
+    cores = [emit_reward(float(result), propagate=False)] if number else result
+    if cores is not None and not cores:
+        log.warning("rollout %s: the agent returned an empty list: it has no reward", recorder.rollout_id)
+        return None
+    if cores:
+        spans = [as_span(core, recorder.rollout_id) for core in cores]
+        recorder.adopt(from_lightning(recorder.rollout_id, spans).spans)
+    return float(result) if number else final_reward(so_far(recorder))
+
+
+def so_far(recorder: Recorder, attempt_id: str = "") -> list[LightningSpan]:
+    """Return the spans of a rollout that have ended, as Agent Lightning's."""
+    trace = Trace(rollout_id=recorder.rollout_id, spans=tuple(recorder.finished()))
+    return to_lightning(trace, recorder.rollout_id, attempt_id)
+
+
+def as_span(given: Any, rollout_id: str = "") -> LightningSpan:
+    """Return a span of OpenTelemetry or Agent Lightning as Agent Lightning's."""
+    if isinstance(given, ReadableSpan):
+        return LightningSpan.from_opentelemetry(given, rollout_id, "", 0)
+    if isinstance(given, SpanCoreFields):
+        return LightningSpan.from_core_fields(given, rollout_id=rollout_id)
+    if isinstance(given, LightningSpan):
+        return given
+    raise TypeError(
+        f"the agent returned a list with {type(given).__name__}; a LitAgent returns None, a number or spans of "
+        "OpenTelemetry or Agent Lightning"
+    )
+
+
+def score_span(value: float, *, rollout_id: str, attempt_id: str, sequence_id: int) -> LightningSpan:
+    """Return the reward span with a run's score of a rollout."""
+    core = emit_reward(value, attributes={RUN_SCORE: True}, propagate=False)
+    return LightningSpan.from_core_fields(core, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id)
+
+
+def run_score(spans: Sequence[LightningSpan]) -> float | None:
+    """Return the score that the run added to a rollout's spans, or None."""
+    return final_reward([span for span in spans if span.attributes.get(RUN_SCORE)])

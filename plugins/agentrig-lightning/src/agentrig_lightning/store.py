@@ -8,6 +8,7 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any
 
 import attrs
@@ -52,6 +53,9 @@ FINISHED = ("succeeded", "failed", "cancelled")
 ENDED = ("succeeded", "failed", "timeout", "unresponsive")
 """The statuses in which an attempt stays."""
 
+client: ContextVar[str | None] = ContextVar("client", default=None)
+"""The address of the client whose request is handled; None for this process."""
+
 OWN_RUNNER = "agentrig"
 """The worker id of the run's own runner."""
 
@@ -89,7 +93,6 @@ class Store(InMemoryLightningStore):
         arrived: Called when there is something to do for the run's own runner; None while there is none: then a report
             is final.
         foreign: How many rollouts came over HTTP, and not from the run, by the client's address.
-        reached_from: Returns the address of the client whose request is handled; None for this process.
     """
 
     def __init__(self) -> None:
@@ -100,7 +103,6 @@ class Store(InMemoryLightningStore):
         self.leases = Leases()
         self.arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self.arrived: Callable[[], None] | None = None
-        self.reached_from: Callable[[], str | None] = lambda: None
         self._arriving: dict[tuple[str, str], Arrival] = {}
         self._given: dict[str, NamedResources] = {}
         self._warned: set[str] = set()
@@ -137,7 +139,7 @@ class Store(InMemoryLightningStore):
     async def _prepare_single_rollout(self, *args: Any, **named: Any) -> Rollout:
         """Give a rollout of the run the id that it has there; `enqueue_rollout` calls this."""
         rollout: Rollout = await super()._prepare_single_rollout(*args, **named)
-        if self.reached_from() is None and rollout.metadata:
+        if client.get() is None and rollout.metadata:
             rollout.rollout_id = rollout.metadata.pop(OWN_ID, rollout.rollout_id)
         return rollout
 
@@ -148,7 +150,7 @@ class Store(InMemoryLightningStore):
 
     def _count_foreign(self, n: int) -> None:
         """Note rollouts that somebody with the run's token adds over HTTP; the run itself calls the store directly."""
-        address = self.reached_from()
+        address = client.get()
         if address is None:
             return
         if address not in self.foreign:
@@ -224,8 +226,8 @@ class Store(InMemoryLightningStore):
         self.leases.alive(worker)
         for attempted in found:
             self.leases.take(attempted.rollout_id, attempted.attempt.attempt_id, worker)
-        client = self.reached_from()
-        if not found or client is None or is_loopback(client):
+        address = client.get()
+        if not found or address is None or is_loopback(address):
             return
         update = await self.get_resources_by_id(found[0].resources_id or "")
         endpoint = endpoint_of(update.resources if update else {}, found[0].rollout_id, found[0].attempt.attempt_id)
@@ -236,7 +238,7 @@ class Store(InMemoryLightningStore):
             log.warning(
                 "the runner %s at %s was told that the %s is at %s, which only this machine can reach: let it "
                 "listen on all addresses (%s=0.0.0.0), or forward that port to the runner",
-                *(worker, client, what, url, key),
+                *(worker, address, what, url, key),
             )
 
     async def update_worker(self, worker_id: str, *args: Any, **named: Any) -> Worker:

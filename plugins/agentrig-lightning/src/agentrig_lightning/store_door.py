@@ -7,13 +7,13 @@ import contextlib
 import json
 import logging
 import zlib
-from contextvars import ContextVar
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
 from agentrig.http_server import App, Receive, Refused, Scope, Send, bearer, replayed, reply, same
 from agentrig.text import json_fault, parsed, words_of
+from agentrig_lightning.store import client
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +24,6 @@ OTHER_LIMIT = 8 << 20
 
 COOKIE = "agentrig-store"
 """The cookie that a browser gets when it opens the dashboard's link."""
-
-client: ContextVar[str | None] = ContextVar("client", default=None)
-"""The address of the client whose request is handled."""
 
 
 class StoreDoor:

@@ -1,4 +1,4 @@
-"""A run of an algorithm that enqueues rollouts in Agent Lightning's store: who runs them, and which step they are of.
+"""A run of an algorithm that enqueues rollouts in Agent Lightning's store: which step each of them is of.
 
 Such an algorithm does not say where a step begins. A step is what ran with one version of the resources: the first
 resources that a rollout has are step 1, the next ones step 2. A step closes once a rollout of a later step is filed and
@@ -7,109 +7,28 @@ none of its own is open; what runs with its resources after that belongs to the 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 from agentlightning import Trainer as LightningTrainer  # before a script's replaces it
 
-from agentrig.pools import Job, Result
 from agentrig.rollouts import Mode, Rollout
-from agentrig.runners.runtime import Runtime
 from agentrig_lightning.resources import sampling_of
 from agentrig_lightning.store import Store
-from agentrig_lightning.store_runner import StoreRunner
 
-__all__ = ["LightningTrainer", "StepRecords", "playing", "store_of"]
+__all__ = ["LightningTrainer", "StepRecords"]
 
 log = logging.getLogger(__name__)
-
-WAIT_S = 0.2
-"""Seconds that the store's runner waits for an event."""
 
 EARLY = 8
 """If the first rollouts of a step, this many, all fail, the run stops without waiting for the others."""
 
 MODES: Mapping[str, Mode] = {"train": "train", "val": "validation", "test": "report"}
 """Agent Lightning's modes; a rollout without a mode is trained on."""
-
-
-def store_of(runtime: Runtime) -> Store:
-    """Return the store that the run's runners serve; a new one if they serve none."""
-    return getattr(runtime.pool, "store", None) or Store()
-
-
-@contextlib.contextmanager
-def playing(runtime: Runtime, store: Store, judge: Callable[[Result, Any], float | None]) -> Iterator[None]:
-    """Run the agent on what is enqueued while the block runs; `judge` returns the reward of each result."""
-    attach = getattr(runtime.pool, "attach", None)
-    if attach is not None:
-        attach(judge, runtime.abort, runtime.gateway)
-        yield
-        return
-    runner, ended = StoreRunner(store, RuntimeJobs(runtime), judge), threading.Event()
-
-    async def play() -> None:
-        try:
-            while not ended.is_set():
-                await runner.turn(WAIT_S)
-        except Exception as error:
-            runtime.abort(await runner.broke(error))
-        finally:
-            runner.end()
-
-    thread = threading.Thread(target=lambda: asyncio.run(play()), name="store", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-class RuntimeJobs:
-    """The run's runtime as `StoreRunner` uses a pool: jobs go in, results come out."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        pool = runtime.pool
-        self.n, self.deadline_s, self.retries = pool.n, pool.deadline_s, pool.retries
-        self.pending = 0
-        self._runtime = runtime
-        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    @property
-    def room(self) -> int:
-        """How many more rollouts could start now: others wait in the store, where their time limits do not run."""
-        return self._runtime.pool.room
-
-    def submit(self, job: Job) -> None:
-        """Pass a job on."""
-        self.pending += 1
-        self._runtime.submit([job], self._results)
-
-    def wake(self) -> None:
-        """Make `poll` return."""
-        self._results.put(None)
-
-    def poll(self, timeout_s: float) -> list[Result]:
-        """Wait for a result; return all that are there."""
-        found = []
-        with contextlib.suppress(queue.Empty):
-            found.append(self._results.get(timeout=timeout_s))
-            while True:
-                found.append(self._results.get_nowait())
-        for error in found:
-            if isinstance(error, Exception):
-                raise error
-        results = [result for result in found if result is not None]
-        self.pending -= len(results)
-        return results
 
 
 @attrs.define

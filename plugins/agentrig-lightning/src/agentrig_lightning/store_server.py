@@ -28,15 +28,15 @@ from agentrig.pools import Result
 from agentrig.text import cut, mask, storable, words_of
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE
 from agentrig_lightning.store import Store
-from agentrig_lightning.store_door import StoreDoor, client, limit
+from agentrig_lightning.store_door import StoreDoor, limit
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
 """Longest time, at the run's end, in which runners are told that it has ended."""
 
-CHECK_S = 3.0
-"""Seconds between two looks whether the server still accepts connections."""
+ANSWER_S = 3.0
+"""Seconds in which a server that is not busy accepts a connection."""
 
 
 class ServedStore:
@@ -66,7 +66,6 @@ class ServedStore:
         self._state = RUNNING
         self._present: set[str] = set()
         self._gone = threading.Condition()
-        self._next_check = 0.0
 
     @property
     def warnings(self) -> list[str]:
@@ -106,7 +105,6 @@ class ServedStore:
         app.add_exception_handler(ResponseValidationError, _not_there)
         app.add_exception_handler(ValueError, _wrong)
         door = StoreDoor(app, token=self._token)
-        self._store.reached_from = client.get
         basic = 'Basic realm="agentrig"'  # a browser asks its user then
         access = Access(door, door.admit, host=host, port=port, limit=limit, challenge=basic)
         # Not by Agent Lightning's launcher, whose server waits for half a request for ever and takes WebSockets.
@@ -140,12 +138,11 @@ class ServedStore:
 
     def check(self) -> None:
         """Make sure that the server still runs."""
-        if self._server is None or time.monotonic() < self._next_check:
+        if self._server is None:
             return
-        self._next_check = time.monotonic() + CHECK_S
         own = urlsplit(self.url)
         try:
-            socket.create_connection((own.hostname or "", own.port or 0), timeout=CHECK_S).close()
+            socket.create_connection((own.hostname or "", own.port or 0), timeout=ANSWER_S).close()
         except TimeoutError:
             return  # it is busy
         except OSError as error:
