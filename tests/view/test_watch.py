@@ -275,9 +275,16 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
     directory = write_run(tmp_path / "run", steps=2)
     with serving(directory) as link:
         assert "THE RIGHT ANSWER" not in page(link, "run/run/examples")  # its tasks cannot be loaded here
+        tasks = {f"task-{n:04}": {"item": "pen", "answer": "THE RIGHT ANSWER"} for n in range(40)}
         with monkeypatch.context() as patched:
-            patched.setattr("agentrig.view.samples.gold_of", lambda directory, task: ({"gold": "THE RIGHT ANSWER"}, ""))
+            patched.setattr("agentrig.view.beside._load", lambda directory: (tasks, ""))
             assert "<b>Right answer, never shown to the agent</b><pre>THE RIGHT" in page(link, "run/run/examples")
+            one = page(link, "run/run/rollout/report-0-0")
+            assert one.index("THE RIGHT") < one.index("rest of the task's private part") < one.index("<pre>pen")
+            tasks = {task: {"item": "pen", "price": "3"} for task in tasks}
+            text = page(link, "run/run/examples")
+            assert "Right answer" not in text, "nothing says which of the two it is"
+            assert re.search('item</div><pre>pen</pre></div>\\s*<div class="out"><div class="note">price</div>', text)
         text = page(link, "run/run/examples")
         assert 'href="' + link[link.index("/", 8) :] + 'run/run/examples"' in page(link, "run/run")
     files = read_run(directory).of_mode("report")

@@ -23,7 +23,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import amount, cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
-from agentrig.view.beside import MOST_TOKENS, Token, tokens_of
+from agentrig.view.beside import MOST_TOKENS, PrivatePart, Token, tokens_of
 from agentrig.view.reading import SECOND, decoded, dig, judged, mapping, spans_of, verdict
 from agentrig.view.tables import WRONG
 
@@ -347,6 +347,11 @@ def text_of(value: Any, longest: int = LONGEST_TEXT) -> str:
     """Return any JSON value as text to read, at most so many characters of it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
     return cut(text, longest)
+
+
+def readable_private(private: PrivatePart, longest: int = LONGEST_TEXT) -> PrivatePart:
+    """Return the private part of a task with its parts as texts to read."""
+    return attrs.evolve(private, parts={key: text_of(value, longest) for key, value in private.parts.items()})
 
 
 def _call(
