@@ -271,6 +271,17 @@ def test_the_list_of_runs_has_the_accuracy_of_each_step_or_its_reward(tmp_path: 
         assert 'class="spark"' not in page(link), "demonstrations are not the model's answers"
 
 
+def test_the_list_of_runs_says_of_which_gains_may_be_chance(tmp_path: Path) -> None:
+    for name, lift in (("none", 0.0), ("sure", 0.6)):
+        write_run(tmp_path / name, steps=2, held_out=60, lift=lift)
+    with serving(tmp_path) as link:
+        rows = re.findall(r"<tr>.*?</tr>", page(link), re.DOTALL)[1:]
+    assert {name: "may be chance" in row for row in rows for name in ("none", "sure") if f">{name}</a>" in row} == {
+        "none": True,
+        "sure": False,
+    }
+
+
 def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_run(tmp_path / "run", steps=2)
     with serving(directory) as link:
