@@ -22,6 +22,7 @@ from agentrig.view.causes.policy import collapsed, unexploring
 from agentrig.view.causes.rewards import one_reason
 from agentrig.view.diagnosis import (
     GOES_ON,
+    LOSS,
     NO_GAIN,
     NOTHING_WRONG,
     UNCHANGED,
@@ -34,6 +35,7 @@ from agentrig.view.diagnosis import (
 )
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
+from agentrig.view.terminal import run_ending
 from agentrig.view.watch.app import serving
 
 
@@ -226,10 +228,17 @@ def test_a_significant_loss_is_no_gain_that_may_be_chance(tmp_path: Path) -> Non
     assert "The learning rate of 0.0003 is the likely cause. Use a tenth of it: agentrig train " in first
     assert "algorithm.lr=3e-05" in first
     assert words(found).count("right to wrong") == 1
+    assert "\n".join(map(str, run_ending(run))).count("went from wrong to right") == 1
     (run / "summary.json").unlink()
     first = "\n".join(ending(diagnose(attrs.evolve(read_run(run), running=True))))
     assert "accuracy is falling significantly: of 60 held-out tasks measured at step 0 and step 24, " in first
     assert "End the run with Ctrl-C" in first
+    for file in (run / "rollouts").glob("train-*"):
+        file.unlink()
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub("(?m)^lr = .*$", "", config))
+    told = diagnose(attrs.evolve(read_run(run), running=False))
+    assert (told.problems, verdict(told)) == ([], LOSS), "without a learning rate, none is to blame"
 
 
 def test_one_reason_of_most_wrong_answers_is_named_with_its_share(tmp_path: Path) -> None:

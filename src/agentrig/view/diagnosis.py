@@ -28,7 +28,7 @@ from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
-from agentrig.view.causes.trend import gained, more_right, reward_rise
+from agentrig.view.causes.trend import fewer_right, gained, more_right, reward_rise
 from agentrig.view.reading import RunData, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -86,6 +86,9 @@ NO_GAIN = "No fault was found, but there is no significant gain either: what the
 
 UNMEASURED = "No fault was found. The gain is not known: no tasks were measured both before and after training."
 """What is said about a run without problems that measured too little."""
+
+LOSS = "No fault was found, but accuracy fell significantly."
+"""What is said about a run without problems that got worse for certain."""
 
 UNREADABLE = "No fault was found. The gain is not known: the rollouts of the measurement cannot be read."
 """What is said about one whose files of them are damaged or lost."""
@@ -172,7 +175,13 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
-    silent = problems or data.running or no_gain in (UNREADABLE, NO_ROLLOUT) or not (data.steps or stopped)
+    silent = (
+        problems
+        or data.running
+        or no_gain == LOSS
+        or no_gain in (UNREADABLE, NO_ROLLOUT)
+        or not (data.steps or stopped)
+    )
     go_on = "" if silent else advice(evidence)
     warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))
     return Diagnosis(
@@ -199,6 +208,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
 
 def _no_gain(evidence: Evidence) -> str:
     better, worse, _, judged = evidence.changed
+    if fewer_right(evidence):
+        return LOSS
     if judged:
         moved = f": {amount(better, 'task')} got better and {worse} worse" if better else ""
         return f"{UNCHANGED}{moved}." if better == worse else ""

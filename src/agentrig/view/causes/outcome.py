@@ -39,6 +39,7 @@ from agentrig.view.causes.trend import (
     rose,
     so_many,
 )
+from agentrig.view.causes.weights import LR
 from agentrig.view.reading import dig, mapping, warnings_of
 
 FEW = 10
@@ -261,10 +262,15 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(doubt, f"{text}{few}")
     elif better > worse:
         yield Finding("ok", text)
-    elif evidence.run.summary.get("solved") or _reward_fell_far(evidence):
+    elif evidence.run.summary.get("solved") or not _has_rate(evidence) or _reward_fell_far(evidence):
         yield Finding("warn", text)
     else:
         yield _worse(evidence, text)
+
+
+def _has_rate(evidence: Evidence) -> bool:
+    """Whether the run has a learning rate: a search for prompts has none."""
+    return any(evidence.value(key) is not None for key in LR)
 
 
 def _reward_fell_far(evidence: Evidence) -> bool:

@@ -218,9 +218,11 @@ def lower_rate(evidence: Evidence, *, hundredth: bool = False) -> str:
     less, part = (100, "hundredth") if hundredth else (10, "tenth")
     rate = f" of {lr:.3g}" if lr else ""
     again = train_again(evidence, f"{key}={lr / less:.3g}") if lr else ""
+    kept = evidence.value("algorithm.final") == "best"
+    keep = "" if kept else '; algorithm.final = "best" keeps the best weights'
     return (
         f"The learning rate{rate} is the likely cause. Use a {part} of it{again and ': '}{again or '.'}\n"
-        'Or warm it up (warmup_steps); algorithm.final = "best" keeps the best weights.'
+        f"Or warm it up (warmup_steps){keep}."
     )
 
 
