@@ -206,17 +206,23 @@ MakeStart = Callable[[Any, StartPlan, Sequence[Turn]], StartingModel]
 """What `AlgorithmSpec.make_start` is: `make_start(config, plan, turns)`; `agentrig warmup` then trains the model."""
 
 
+def gold_key(private: Mapping[str, Any]) -> str | None:
+    """Return the key of a task's gold: the first of `GOLD_KEYS` that is there, or the only key; else None."""
+    only = next(iter(private)) if len(private) == 1 else None
+    return next((key for key in GOLD_KEYS if key in private), only)
+
+
 def gold_of(task: Task, key: str = "") -> str:
     """Return a task's gold as the text that a model should answer; a value that is no text becomes JSON.
 
     Args:
-        key: Of `task.private`; '' for the first of `GOLD_KEYS`, or the only key.
+        key: Of `task.private`; '' for its `gold_key`.
 
     Raises:
         ConfigError: The task has no such key; the message names those that it has.
     """
-    found = [key] if key else [k for k in GOLD_KEYS if k in task.private] or list(task.private)[:2]
-    if (not key and len(found) > 1 and found[0] not in GOLD_KEYS) or not found or found[0] not in task.private:
+    found = key or gold_key(task.private)
+    if found is None or found not in task.private:
         has = ", ".join(task.private) or "nothing"
         wanted = f'no "{key}"' if key else "no gold to demonstrate"
         raise ConfigError(
@@ -224,7 +230,7 @@ def gold_of(task: Task, key: str = "") -> str:
             "--gold KEY. Or let the task set or the agent say what is right: demonstrate(task, call) "
             "(docs/how-to/laptop.md)"
         )
-    value = task.private[found[0]]
+    value = task.private[found]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -145,7 +145,8 @@ def test_which_recipes_can_learn(name: str, tmp_path: Path, monkeypatch: pytest.
     if trial.held_out <= 32:  # as many rollouts as the tasks have
         assert found["gain"]["start"] == trial.start.accuracy is not None
         assert trial.start.n == trial.held_out
-        assert "% of them are right before training, measured as a run does it" in " ".join(_lines(found))
+        told = "% of them are right before training, measured as a run does it" in " ".join(_lines(found))
+        assert told == (not found["gain"]["no_room"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -231,13 +232,17 @@ def test_a_gain_that_does_not_fit_below_all_right_is_no_good_verdict(right: int,
     trial.start = Measurement(accuracy=right / 61, reward=None, n=61)
     found = trial.forecast()
     assert found["verdict"]["kind"] == kind
-    assert f"  {percent(right / 61)}% of them are right before training" in "\n".join(_lines(found))
+    lines = list(_lines(found))
     if kind == "solved":
         said = (
             "58 of 61 held-out tasks were right before training, so at most 3 can improve, and a gain is significant "
         )
         assert found["verdict"]["message"].startswith(f"{said}from 6 on: no number of steps can show one. ")
+        assert not any(" points on the " in line for line in lines)
+        trial.groups = [[rollout(1.0), rollout(1.0)]] * 20
+        assert f"no gain can be significant (exact sign test, p < 0.05): {said}" in "\n".join(_lines(trial.forecast()))
         return
+    assert f"  {percent(right / 61)}% of them are right before training, measured as a run does it" in lines
     trial.report, trial.start = trial.report[:12], None
     few = trial.forecast()
     assert (found["gain"]["enough"], few["gain"]["enough"], few["verdict"]["kind"]) == (14, 14, "good")

@@ -123,7 +123,13 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
         assert row["against_own_start"] == own["against_start"], "whatever the order, it has its own difference"
         assert row["against_own_start"]["n"]
     assert found.rows[0]["against_own_start"] is None
-    assert text.count("against its own start:") == 2
+    assert "Against its own start" in text
+    assert "ommon start" not in text, "no two of them share one"
+    two = shutil.copytree(real[names[0]], tmp_path / "two")
+    text = " ".join(compare([real[names[0]], two, real[names[1]]], each=True).text(width=400).split())
+    assert "Against the common start" in text
+    assert "The common start is " in text
+    assert text.count("against its own start:") == 1
     # the spans of these runs were not recorded, and half of the calls of the second are not trained
     assert [row["at_least"] for row in found.rows] == [False, True, False]
     assert "≥ 2,786 LLM calls" in text

@@ -182,8 +182,8 @@ def test_the_accuracy_before_training_is_said_once_it_is_measured_and_how_it_sam
     for i in range(2):
         shown.on_rollout_end(rollout=rollout_of(i, right=True, mode="train", step=1))
     assert buffer.getvalue().splitlines()[-1] == (
-        "held-out accuracy before training (greedy): 50.0% of 4 tasks; training samples (temperature 1), so compare "
-        "its figures only with each other"
+        "held-out accuracy before training (greedy): 50.0% of 4 tasks; training samples at temperature 1, so its "
+        "accuracy is usually lower"
     )
     assert "50.0% before training (greedy)" in panel(shown)
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25}))

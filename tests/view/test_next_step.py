@@ -22,6 +22,7 @@ from agentrig.view.causes.policy import collapsed, unexploring
 from agentrig.view.causes.rewards import one_reason
 from agentrig.view.diagnosis import (
     GOES_ON,
+    LOSS,
     NO_GAIN,
     NOTHING_WRONG,
     UNCHANGED,
@@ -34,6 +35,7 @@ from agentrig.view.diagnosis import (
 )
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
+from agentrig.view.terminal import run_ending
 from agentrig.view.watch.app import serving
 
 
@@ -175,7 +177,12 @@ def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may
     run = write_run(tmp_path / "run", steps=3, lift=0.0)
     first, last = sorted((run / "rollouts").glob("report-*"))
     last.write_bytes(first.read_bytes())
-    assert verdict(diagnose(run)).startswith(UNCHANGED)
+    assert verdict(diagnose(run)).startswith(f"{UNCHANGED}. ")
+    rollouts = [rollout_of(i, right=i % 2 == 0, mode="report", step=0) for i in range(30)]
+    RunDirectory(run).write_rollouts(rollouts, mode="report", step=0)
+    rollouts = [rollout_of(i, right=i % 2 == 1, mode="report", step=3) for i in range(30)]
+    RunDirectory(run).write_rollouts(rollouts, mode="report", step=3)
+    assert verdict(diagnose(run)).startswith(f"{UNCHANGED}: 15 tasks got better and 15 worse. ")
     for file in (run / "rollouts").glob("[rv]*-*"):
         file.unlink()
     assert verdict(diagnose(run)) == UNREADABLE
@@ -187,7 +194,7 @@ def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may
 def test_more_steps_are_the_next_step_where_validation_was_measured_too_seldom(tmp_path: Path) -> None:
     run = with_lines(with_steps(write_run(tmp_path / "run", steps=20, lift=0.6, held_out=60), 20), unvalidated)
     assert diagnose(run).next_step == (
-        "Validation was measured too seldom to say whether it still rose. To find out, "
+        "Validation was measured too seldom (algorithm.validate_every) to say whether it still rose. To find out, "
         f"train for more steps: agentrig train --resume {run} algorithm.steps=40"
     )
 
@@ -204,22 +211,34 @@ def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gai
 
 def test_a_significant_loss_is_no_gain_that_may_be_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lift=0.0, held_out=60)
-    better = sorted((write_run(tmp_path / "better", lift=0.6, held_out=60) / "rollouts").glob("report-*"))
-    for file, other in zip(sorted((run / "rollouts").glob("report-*")), reversed(better), strict=True):
-        file.write_bytes(other.read_bytes())
-    said = verdict(diagnose(run))
-    assert re.match(
-        r"No fault was found, but accuracy fell significantly: of 60 held-out tasks measured at \D*, \d", said
+    for step, right in ((0, 59), (24, 45)):
+        rollouts = [rollout_of(i, right=i < right, mode="report", step=step) for i in range(60)]
+        RunDirectory(run).write_rollouts(rollouts, mode="report", step=step)
+    for file in (run / "rollouts").glob("train-*"):
+        step = int(file.stem[-5:])
+        rollouts = [attrs.evolve(rollout_of(i // 8, right=True, mode="train", step=step), id=str(i)) for i in range(96)]
+        RunDirectory(run).write_rollouts(rollouts, mode="train", step=step)
+    found = diagnose(run)
+    assert [(f.cause, f.follows) for f in found.problems] == [("learning-rate-too-large", ""), ("tasks-too-easy", "")]
+    first = "\n".join(ending(found))
+    assert first.startswith(
+        "learning-rate-too-large: accuracy fell significantly: of 60 held-out tasks measured at both ends, 0 went from "
+        "wrong to right and 14 from right to wrong (sign test p"
     )
-    assert "Lower the learning rate (algorithm.lr)" in said
-    assert "chance" not in said
+    assert "The learning rate of 0.0003 is the likely cause. Use a tenth of it: agentrig train " in first
+    assert "algorithm.lr=3e-05" in first
+    assert words(found).count("right to wrong") == 1
+    assert "\n".join(map(str, run_ending(run))).count("went from wrong to right") == 1
     (run / "summary.json").unlink()
-    whole = words(diagnose(attrs.evolve(read_run(run), running=True)))
-    assert whole.count("right to wrong") == 1
-    said = whole.splitlines()[2]
-    assert said.startswith("Accuracy is falling significantly: of 60 held-out tasks measured at step 0 and step 24, ")
-    assert "Ctrl-C" in said
-    assert "lower the learning rate (algorithm.lr)" in said
+    first = "\n".join(ending(diagnose(attrs.evolve(read_run(run), running=True))))
+    assert "accuracy is falling significantly: of 60 held-out tasks measured at step 0 and step 24, " in first
+    assert "End the run with Ctrl-C" in first
+    for file in (run / "rollouts").glob("train-*"):
+        file.unlink()
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub("(?m)^lr = .*$", "", config))
+    told = diagnose(attrs.evolve(read_run(run), running=False))
+    assert (told.problems, verdict(told)) == ([], LOSS), "without a learning rate, none is to blame"
 
 
 def test_one_reason_of_most_wrong_answers_is_named_with_its_share(tmp_path: Path) -> None:
@@ -252,14 +271,20 @@ def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lif
 
 
 def test_groups_with_one_reward_are_said_with_what_the_others_are_for(tmp_path: Path) -> None:
+    without_update = {"zero_variance_groups": 1.0, "algorithm": {"weight_change": 0.0}}
     for steps, few in ((8, 2), (80, 20)):  # a quarter of the steps, as everywhere in what it says
         run = write_run(tmp_path / f"{steps}", steps=steps)
         with_lines(run, lambda line: line.update(zero_variance_groups=0.66))
-        (said,) = [f.text for f in diagnose(run).checks if "got the same reward" in f.text]
+        checks = [f.text for f in diagnose(run).checks]
+        assert any(text.startswith("the weights changed in every step (") for text in checks)
+        (said,) = [text for text in checks if "got the same reward" in text]
         left = "training learns from the other 34%"
         assert said.endswith(
             f"last {few} steps all rollouts got the same reward (66% in the first {few} steps): " + left
         )
+        with_lines(run, lambda line: line.update(without_update if line["step"] == 1 else {}))
+        checks = [f.text for f in diagnose(run).checks]
+        assert any(text.startswith("the weights changed in every step with an update (") for text in checks)
 
 
 def test_no_low_entropy_is_found_where_nothing_was_trained(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -471,6 +472,15 @@ def test_words_of_the_ledger_say_what_they_mean() -> None:
     found = str(explained("20 calls: 9 zero-variance-group, 2 <b>"))
     assert found.startswith('20 calls: 9 <abbr title="all rollouts of its group got the same reward: ')
     assert found.endswith(">zero-variance-group</abbr>, 2 &lt;b&gt;")
+
+
+def test_the_training_reward_says_how_few_rollouts_it_is_a_mean_of(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "demo", steps=8))
+    n = round(2 * statistics.fmean([line["rollouts"] for line in run.steps]))
+    text = render([run])
+    assert f"means of the first and the last 2 steps, about {n} rollouts of sampled tasks each: small changes" in text
+    text = render([read_run(write_run(tmp_path / "one", steps=1))])
+    assert re.search(r"<dt>training reward</dt><dd>0\.\d{3}<small>step 1</small>", text), "one step has no ends"
 
 
 def test_the_time_of_the_steps_is_no_wall_time(tmp_path: Path) -> None:

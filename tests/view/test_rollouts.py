@@ -15,7 +15,7 @@ from agentrig import Score, Span, Trace
 from agentrig.cli.entry import main
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
-from agentrig.traces import FEEDBACK, NODE, REWARD
+from agentrig.traces import FEEDBACK, LLM_CALL, NODE, REWARD
 from agentrig.view import build_report
 from agentrig.view.rollout import differences, question, readable, readable_rollout
 
@@ -134,6 +134,28 @@ def test_two_rollouts_say_who_speaks_and_each_text_once() -> None:
     assert rows[-2][0] == "same"
     assert ("b", "", "▸ rewrite_query · model") in rows
     assert "▸ execute_query · result" in said
+
+
+def test_a_tool_call_is_shown_once_although_the_next_call_repeats_it() -> None:
+    def message(arguments: str) -> dict[str, Any]:
+        function = {"name": "price", "arguments": arguments}
+        return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
+
+    asked = [{"role": "user", "content": "What does a pen cost?"}]
+    again = [*asked, message('{"item": "pen"}'), {"role": "tool", "content": "3"}]
+    replies = [message('{"item":"pen"}'), {"role": "assistant", "content": "It costs 3."}]
+    spans = [
+        {"id": str(i), "name": LLM_CALL, "start": i, "end": i + 1, "attributes": {
+            "request": {"messages": messages}, "response": {"choices": [{"message": reply}]},
+        }}
+        for i, (messages, reply) in enumerate(zip((asked, again), replies, strict=True))
+    ]  # fmt: skip
+    seen = readable({"spans": spans}, {}, None)
+    who = ["user", "model", "tool", "model", "answer"]
+    assert [who.rpartition(" · ")[2] for who, _ in seen.conversation] == who
+    assert seen.calls[1].repeated == 2
+    again[1] = message('{"item": "pencil"}')
+    assert readable({"spans": spans}, {}, None).calls[1].repeated == 1, "not what the model replied"
 
 
 def test_lines_that_both_have_are_folded() -> None:

@@ -271,13 +271,31 @@ def test_the_list_of_runs_has_the_accuracy_of_each_step_or_its_reward(tmp_path: 
         assert 'class="spark"' not in page(link), "demonstrations are not the model's answers"
 
 
+def test_the_list_of_runs_says_of_which_gains_may_be_chance(tmp_path: Path) -> None:
+    for name, lift in (("none", 0.0), ("sure", 0.6)):
+        write_run(tmp_path / name, steps=2, held_out=60, lift=lift)
+    with serving(tmp_path) as link:
+        rows = re.findall(r"<tr>.*?</tr>", page(link), re.DOTALL)[1:]
+    assert {name: "may be chance" in row for row in rows for name in ("none", "sure") if f">{name}</a>" in row} == {
+        "none": True,
+        "sure": False,
+    }
+
+
 def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_run(tmp_path / "run", steps=2)
     with serving(directory) as link:
         assert "THE RIGHT ANSWER" not in page(link, "run/run/examples")  # its tasks cannot be loaded here
+        tasks = {f"task-{n:04}": {"item": "pen", "answer": "THE RIGHT ANSWER"} for n in range(40)}
         with monkeypatch.context() as patched:
-            patched.setattr("agentrig.view.samples.gold_of", lambda directory, task: ({"gold": "THE RIGHT ANSWER"}, ""))
+            patched.setattr("agentrig.view.beside._load", lambda directory: (tasks, ""))
             assert "<b>Right answer, never shown to the agent</b><pre>THE RIGHT" in page(link, "run/run/examples")
+            one = page(link, "run/run/rollout/report-0-0")
+            assert one.index("THE RIGHT") < one.index("rest of the task's private part") < one.index("<pre>pen")
+            tasks = {task: {"item": "pen", "price": "3"} for task in tasks}
+            text = page(link, "run/run/examples")
+            assert "Right answer" not in text, "nothing says which of the two it is"
+            assert re.search('item</div><pre>pen</pre></div>\\s*<div class="out"><div class="note">price</div>', text)
         text = page(link, "run/run/examples")
         assert 'href="' + link[link.index("/", 8) :] + 'run/run/examples"' in page(link, "run/run")
     files = read_run(directory).of_mode("report")

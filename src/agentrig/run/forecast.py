@@ -268,8 +268,11 @@ class Trial:
         differ = sum(len(set(values)) > 1 for values in rewards)
         judged = sum(bool(values) for values in rewards)
         verdict = judge(self.groups, size, failure_limit=self.plan.run.failure_limit)
-        if verdict.kind == "good" and (room := self._no_room(pass_at(1, right))):
-            verdict = Verdict(kind="solved", message=room)
+        no_room = self._no_room(pass_at(1, right))
+        if verdict.kind == "good" and no_room:
+            verdict = Verdict(kind="solved", message=no_room)
+        times = self._time(pass_at(1, right), pass_at(self.n, right))
+        times["gain"]["no_room"] = no_room
         return {
             "complete": self.complete,
             "split": self.split,
@@ -289,7 +292,7 @@ class Trial:
             "failures": count_failures(rollouts),
             "reasons": {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None},
             "per_rollout": _per_rollout(rollouts, self.usage),
-            **self._time(pass_at(1, right), pass_at(self.n, right)),
+            **times,
             "verdict": attrs.asdict(verdict),
         }
 

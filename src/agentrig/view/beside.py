@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.demonstrations import gold_key
 from agentrig.figures import number
 from agentrig.text import account_of, check_regular, cut
 from agentrig.view.reading import RunData, first_line, one_of
@@ -135,10 +136,28 @@ def calls_of(
     return found, damage
 
 
-def gold_of(directory: Path, task: str) -> tuple[Mapping[str, Any], str]:
-    """Return a task's private part, and '' or why it cannot be shown; it is empty then."""
+@attrs.frozen
+class PrivatePart:
+    """The private part of a task.
+
+    Attributes:
+        parts: Its keys and values; the gold comes first.
+        has_gold: Whether the first of them is known to be the gold.
+        missing: Why it cannot be shown; '' if it can.
+    """
+
+    parts: Mapping[str, Any] = attrs.field(factory=dict)
+    has_gold: bool = False
+    missing: str = ""
+
+
+def private_of(directory: Path, task: str) -> PrivatePart:
+    """Return the private part of a run's task, the gold first."""
     found, why = _load(directory)
-    return found.get(task, {}), "" if task in found else why or "the run's task set has no task with this id any more"
+    if task not in found:
+        return PrivatePart(missing=why or "the run's task set has no task with this id any more")
+    private, gold = found[task], gold_key(found[task])
+    return PrivatePart(dict(sorted(private.items(), key=lambda item: item[0] != gold)), gold is not None)
 
 
 @cache

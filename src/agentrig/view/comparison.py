@@ -52,7 +52,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "tasks-unknown": "the manifest does not say which tasks are held out",
     "other-reward": "another reward judged it",
     "reward-unknown": "config.toml does not say which reward judged it, or the run with the common start",
-    "other-start": "no common start",
+    "other-start": "another start",
     "start-not-measured": "the start was not measured",
     "unreadable": "held-out rollouts cannot be read",
 }
@@ -195,12 +195,19 @@ class Comparison:
             "runs": list(self.rows),
         }
 
+    @property
+    def has_common_start(self) -> bool:
+        """Whether several of the runs begin at one start."""
+        return sum(row["against_start"]["reason"] in SHARE_START for row in self.rows) > 1
+
     def table(self) -> tables.Table:
         """Return the lines as a table of text, with several lines of text in a cell."""
-        heads = [("Run", "head"), ("Held out, %", "lines"), ("Against the common start", "lines"), ("Spent", "lines")]
-        rows = [[_run(line), _accuracy(line), _against(line), _spent(line)] for line in self.lines]
+        common = self.has_common_start
+        against = "Against the common start" if common else "Against its own start"
+        heads = [("Run", "head"), ("Held out, %", "lines"), (against, "lines"), ("Spent", "lines")]
+        rows = [[_run(line), _accuracy(line), _against(line, common=common), _spent(line)] for line in self.lines]
         notes = [NOTE]
-        if self.start["accuracy"] is not None:
+        if common and self.start["accuracy"] is not None:
             begun = f"{percent(self.start['accuracy'])}% of {amount(self.start['n'], 'task')}"
             notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
         if len(self.lines) < len(self.rows):
@@ -665,14 +672,14 @@ def _accuracy(line: Mapping[str, Any]) -> str:
     )
 
 
-def _against(line: Mapping[str, Any]) -> str:
+def _against(line: Mapping[str, Any], *, common: bool) -> str:
     """Tell a line's change against the common start, or why there is none and the change against its own start."""
     told = [] if line["gain"] is None else _changed(line, line)
     for reason, n in Counter(filter(None, line["reasons"])).items():
         some = f"{n} of {len(line['runs'])} runs: " if n < len(line["runs"]) else ""
         told.append(f"{some}{NOT_COMPARED[reason]}")
     if line["own_start"]:
-        told += ["against its own start:", *_changed(line, line["own_start"])]
+        told += [*(["against its own start:"] if common else []), *_changed(line, line["own_start"])]
     return "\n".join(told)
 
 

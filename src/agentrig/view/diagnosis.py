@@ -87,10 +87,13 @@ NO_GAIN = "No fault was found, but there is no significant gain either: what the
 UNMEASURED = "No fault was found. The gain is not known: no tasks were measured both before and after training."
 """What is said about a run without problems that measured too little."""
 
+LOSS = "No fault was found, but accuracy fell significantly."
+"""What is said about a run without problems that got worse for certain."""
+
 UNREADABLE = "No fault was found. The gain is not known: the rollouts of the measurement cannot be read."
 """What is said about one whose files of them are damaged or lost."""
 
-UNCHANGED = "No fault was found, but accuracy is the same before and after training."
+UNCHANGED = "No fault was found, but accuracy is the same before and after training"
 """What is said about a run without problems in which as many tasks became right as wrong."""
 
 NO_ROLLOUT = (
@@ -108,7 +111,6 @@ class Diagnosis:
         gained: Whether it got better for certain, or solved its tasks; not if only the reward of training rose.
         gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
-        loss: What to say if the accuracy fell significantly; else empty.
         no_gain: What to say of a gain that is not known, or none at all; else empty.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
@@ -125,7 +127,6 @@ class Diagnosis:
     gained: bool
     gain: str = ""
     lost: bool = False
-    loss: str = ""
     no_gain: str = ""
     reward_rise: float | None = None
     problems: Sequence[Finding]
@@ -152,7 +153,9 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     rules = [rule for rule in RULES if rule not in OF_SAMPLES or not evidence.demonstrated]
     by_rule = {rule: list(rule(evidence)) for rule in rules}
     found = [finding for findings in by_rule.values() for finding in findings]
-    problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
+    worse = [f for f in by_rule[outcome.changes] if f.level == "problem"]  # comes before what held learning back
+    others = [f for f in found if f.level == "problem" and f not in worse]
+    problems = ranked([*worse, *others], list(outcome.ended(evidence)))
     if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
         problems = [f for f in problems if f.cause != "low-entropy"]
     if any(f.cause == "learning-rate-too-large" for f in problems):  # a destroyed policy is right on no task
@@ -169,13 +172,17 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         ends = [attrs.evolve(f, text=text) for f, text in zip(ends, texts, strict=True) if "; " in text]
     advice = outcome.go_on if stopped else advice
     change = next((f.text for f in by_rule[outcome.changes]), "")
-    loss = _loss(evidence, change) if fewer_right(evidence) and not solved else ""
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
-    silent = problems or data.running or no_gain in (UNREADABLE, NO_ROLLOUT) or not (data.steps or stopped)
+    silent = (
+        problems
+        or data.running
+        or no_gain == LOSS
+        or no_gain in (UNREADABLE, NO_ROLLOUT)
+        or not (data.steps or stopped)
+    )
     go_on = "" if silent else advice(evidence)
-    told = go_on if problems else f"{go_on} {loss}"  # what the first sentence has is not repeated
     warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))
     return Diagnosis(
         run=data.name,
@@ -184,12 +191,11 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         gained=better and rise is None,
         gain=f"{change[0].upper()}{change[1:]}." if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
-        loss=loss,
         no_gain=no_gain,
         reward_rise=rise,
         problems=problems,
         next_step=go_on,
-        warnings=[*ends, *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in told)],
+        warnings=[*ends, *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on)],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*data.missing, *data.damage])),
         audited=weights.links_audited(data),
@@ -200,19 +206,13 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     )
 
 
-def _loss(evidence: Evidence, change: str) -> str:
-    last = evidence.value("algorithm.final") == "last"
-    keep = ', and let the run end with its best weights (algorithm.final = "best")' if last else ""
-    rate = f"the learning rate (algorithm.lr){keep}."
-    if evidence.run.running:
-        return f"Accuracy is falling significantly: {change}. End the run with Ctrl-C, which keeps it, and lower {rate}"
-    return f"No fault was found, but accuracy fell significantly: {change}. Lower {rate}"
-
-
 def _no_gain(evidence: Evidence) -> str:
     better, worse, _, judged = evidence.changed
+    if fewer_right(evidence):
+        return LOSS
     if judged:
-        return UNCHANGED if better == worse else ""
+        moved = f": {amount(better, 'task')} got better and {worse} worse" if better else ""
+        return f"{UNCHANGED}{moved}." if better == worse else ""
     accuracy = figures.held_out(evidence.run)["accuracy"]
     known = accuracy["before"] is not None and accuracy["after"] is not None
     return UNREADABLE if known or evidence.unread else UNMEASURED
@@ -260,8 +260,6 @@ def verdict(diagnosis: Diagnosis) -> str:
         nothing = "Nothing is known: metrics.jsonl has no figures of a training step."
         return NOT_YET if diagnosis.status == "running" else nothing
     unseen = f" Not checked by the auditor in any step: {', '.join(diagnosis.unseen)}." if diagnosis.unseen else ""
-    if diagnosis.loss:
-        return diagnosis.loss + unseen
     if diagnosis.status == "running":
         return GOES_ON + unseen
     if diagnosis.reward_rise is not None:

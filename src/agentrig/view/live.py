@@ -116,9 +116,12 @@ class LiveDisplay:
             self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
             how = figures.sampling(event.config, "val_temperature")
             self._sampling = f" ({how})" if how else ""
-            trained = figures.sampling(event.config, "temperature")
-            if how and trained and trained != how:
-                self._apart = f"; training samples ({trained}), so compare its figures only with each other"
+            trained, measured = (
+                number(dig(event.config, "algorithm", key)) for key in ("temperature", "val_temperature")
+            )
+            if trained is not None and measured is not None and trained != measured:
+                usually = "lower" if trained > measured else "higher"
+                self._apart = f"; training samples at temperature {trained:g}, so its accuracy is usually {usually}"
             self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
         with suppress(RunFileError):

@@ -199,9 +199,7 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         tiles.append((name, duration(3600 * wall), ""))
     tiles.append(("rollouts", count(total), f"{training}{count(failed)} failed"))
     if reward is not None:
-        few = figures.few(len(figures.series(run, "reward")[1]))
-        remark = f"means of the first and the last {few} steps" if few > 1 else "first and last step"
-        tiles.append(("training reward", f"{reward['first']:.3f} → {reward['last']:.3f}", remark))
+        tiles.append(("training reward", *_reward(run, reward)))
     steps, values = figures.validation(run)
     if best is not None and len(values) > 1:  # one measurement is no best one
         at = steps[values.index(best)]
@@ -216,6 +214,19 @@ def _tiles(run: RunData, row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if speed is not None:
         tiles.append(("rollouts a second", figure(speed), "" if tokens is None else f"{count(round(tokens))} tokens/s"))
     return tiles
+
+
+def _reward(run: RunData, ends: Mapping[str, float]) -> tuple[str, str]:
+    """Return the mean training reward of the first and of the last steps, and what it is a mean of."""
+    steps = figures.series(run, "reward")[0]
+    few, first = figures.few(len(steps)), f"{ends['first']:.3f}"
+    if len(steps) == 1:
+        return first, f"step {steps[0]}"
+    n = mean(figures.series(run, "rollouts")[1])
+    size = f"about {count(round(few * n))} rollouts of sampled tasks each: " if n else ""
+    which = f"means of the first and the last {few} steps" if few > 1 else "first and last step"
+    remark = f"{which}, {size}small changes may be chance; held-out tasks measure the gain"
+    return f"{first} → {ends['last']:.3f}", remark
 
 
 def differing_settings(runs: Sequence[RunData]) -> tables.Table:

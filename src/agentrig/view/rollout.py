@@ -23,7 +23,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import amount, cut
 from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, items, message_of, reply_of, tool_calls_of
-from agentrig.view.beside import MOST_TOKENS, Token, tokens_of
+from agentrig.view.beside import MOST_TOKENS, PrivatePart, Token, tokens_of
 from agentrig.view.reading import SECOND, decoded, dig, judged, mapping, spans_of, verdict
 from agentrig.view.tables import WRONG
 
@@ -75,7 +75,7 @@ class Call:
     Attributes:
         node: The graph node that made it.
         messages: What it was asked, without what the call before it in this trace was asked already.
-        repeated: How many messages are left out because the call before had them.
+        repeated: How many messages are left out because the call before had them, its reply included.
         decoded: Whether they are text, and not ids.
         sampled: How many there are.
         length: The tokens of prompt and reply, and why it ended if not by itself, as text.
@@ -349,26 +349,29 @@ def text_of(value: Any, longest: int = LONGEST_TEXT) -> str:
     return cut(text, longest)
 
 
+def readable_private(private: PrivatePart, longest: int = LONGEST_TEXT) -> PrivatePart:
+    """Return the private part of a task with its parts as texts to read."""
+    return attrs.evolve(private, parts={key: text_of(value, longest) for key, value in private.parts.items()})
+
+
 def _call(
     span: Span,
     node: str,
     entries: Sequence[Mapping[str, Any]],
     tokens: Sequence[Token],
-    before: list[Any],
+    before: Span | None,
     longest: int,
     *,
     decoded: bool,
-) -> tuple[Call, list[Any]]:
-    """Return what was said in a call, and all of its messages."""
+) -> Call:
+    """Return what was said in a call, without what the call before it had."""
     attributes = span.attributes
-    given = mapping(attributes.get("request")).get("messages") or []
-    messages = given if isinstance(given, list) else [given]
-    repeated = len(before) if before and messages[: len(before)] == before else 0
+    repeated = 0 if before is None else _repeated(span, before)
     sampled = attributes.get("response_token_ids")
     advantages = [number(e.get("advantage")) for e in entries]
-    call = Call(
+    return Call(
         node=node or "(no node)",
-        messages=[_message(m, longest) for m in messages[repeated:]],
+        messages=[_message(m, longest) for m in _messages(span)[repeated:]],
         repeated=repeated,
         reply=cut(reply_of(attributes), longest),
         tokens=tokens,
@@ -379,7 +382,29 @@ def _call(
         trained=any(e.get("place") == "trained" for e in entries),
         advantage=next((f"{a:+.3f}" for a in advantages if a is not None), NOTHING),
     )
-    return call, messages
+
+
+def _messages(call: Span) -> list[Any]:
+    """Return the messages that a call was asked."""
+    given = mapping(call.attributes.get("request")).get("messages") or []
+    return given if isinstance(given, list) else [given]
+
+
+def _repeated(call: Span, before: Span) -> int:
+    """Return how many of a call's first messages the call before it had: what it was asked, then its reply."""
+    messages, asked = _messages(call), _messages(before)
+    n = len(asked)
+    if not asked or messages[:n] != asked:
+        return 0
+    following = mapping(messages[n]) if len(messages) > n else {}
+    replied = following.get("role") == "assistant" and _spoken(following) == _spoken(message_of(before.attributes))
+    return n + replied
+
+
+def _spoken(message: Mapping[str, Any]) -> str:
+    """Return the text and the tool calls of a message without spaces, which clients write in other places."""
+    said = _message(message, longest=1 << 60)
+    return "".join("".join([said.text, *said.calls]).split())
 
 
 def _facts_of_call(span: Span) -> Iterator[tuple[str, str]]:
@@ -475,7 +500,7 @@ def _tree(
     begin = min((span.start for span in spans), default=0.0)
     around = {span.parent for span in spans if span.node and isinstance(span.attributes.get("output"), Mapping)}
     found: list[Node] = []
-    asked: list[Any] = []
+    before: Span | None = None
     while waiting:
         span, depth = waiting.pop()
         waiting += [(child, depth + 1) for child in below.pop(span.id, [])]
@@ -485,7 +510,8 @@ def _tree(
         if span.name == LLM_CALL:
             node, tokens = next(iter(trace.nodes(span)), ""), tokens_of(span.attributes, tokenizer, most_tokens)
             decoded = tokenizer is not None
-            call, asked = _call(span, node, fates.get(span.id, ()), tokens, asked, longest, decoded=decoded)
+            call = _call(span, node, fates.get(span.id, ()), tokens, before, longest, decoded=decoded)
+            before = span
             kind, texts, facts = "call", [], list(_facts_of_call(span))
         found.append(
             Node(

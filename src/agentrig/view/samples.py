@@ -8,11 +8,21 @@ from typing import Any
 from agentrig.figures import number
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.beside import calls_of, gold_of, tokenizer_of
+from agentrig.view.beside import PrivatePart, calls_of, private_of, tokenizer_of
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.html import Links
 from agentrig.view.reading import SECOND, RunData, mapping, rollout_rows
-from agentrig.view.rollout import COLUMNS, FOLDER, QUESTION, chip, question, readable, score_of, text_of
+from agentrig.view.rollout import (
+    COLUMNS,
+    FOLDER,
+    QUESTION,
+    chip,
+    question,
+    readable,
+    readable_private,
+    score_of,
+    text_of,
+)
 
 LONGEST_TEXT = 4_000
 """Characters of a message or an output in the file; the live page shows more."""
@@ -73,9 +83,8 @@ def before_after(evidence: Evidence) -> dict[str, Any] | None:
             sides = [readable(row, {}, None, LONGEST_TEXT, 0) for row in rows]
             facts = [(key, text) for key, text in sides[0].input if len(text) <= SHORT and not text.startswith(FOLDER)]
             facts = [("task", task), *(fact for fact in facts if fact[1] not in ("", sides[0].title))]
-            shown.append(
-                {"task": task, "gold": [], "title": sides[0].title, "facts": facts, "outcome": words, "sides": sides}
-            )
+            pair = {"task": task, "private": None, "title": sides[0].title, "outcome": words}
+            shown.append({**pair, "facts": facts, "sides": sides})
     better, worse, _, judged = evidence.changed
     chance = figures.chance(better, worse)
     told = {"better": better, "worse": worse, "chance": chance, "judged": judged}
@@ -146,8 +155,7 @@ def last_group(run: RunData) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def add_gold(run: RunData, pairs: Mapping[str, Any] | None) -> None:
     """Add the private part of their tasks to what `before_after` returned, where it can be loaded."""
     for pair in pairs["shown"] if pairs else ():
-        private, _ = gold_of(run.directory, pair["task"])
-        pair["gold"] = [(key, text_of(value, LONGEST_TEXT)) for key, value in private.items()]
+        pair["private"] = readable_private(private_of(run.directory, pair["task"]), LONGEST_TEXT)
 
 
 def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any]:
@@ -168,9 +176,8 @@ def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any
     damage = [f"{why}: sampled tokens are shown by their ids", *damage] if why else damage
     whole = []
     for id, row in by_id.items():
-        private, no_gold = gold_of(run.directory, str(row["task_id"])) if gold else ({}, LEFT_OUT)
+        private = private_of(run.directory, str(row["task_id"])) if gold else PrivatePart(missing=LEFT_OUT)
         seen = readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS)
-        texts = [(key, text_of(value, LONGEST_TEXT)) for key, value in private.items()]
-        whole.append({"at": anchors[id], "seen": seen, "gold": texts, "no_gold": no_gold})
+        whole.append({"at": anchors[id], "seen": seen, "private": readable_private(private, LONGEST_TEXT)})
     missing = list(dict.fromkeys([*view["missing"], *run.damage]))
     return {"shown": whole, "group": group, "to": Links(anchors=anchors), "damage": damage, "missing": missing}

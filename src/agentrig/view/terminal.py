@@ -160,9 +160,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         pair = figures.change(run, SECOND, name, "mean"), figures.change(run, "reward")
         ends = [f"{figure(each['first'])} → {figure(each['last'])}" for each in pair if each]
         yield f"second reward {name}, first → last steps: {', trained reward '.join(ends)}"
-    evidence = Evidence.of(run)
+    evidence, (first, *others) = Evidence.of(run), ending(diagnose(run))
     for change in changes(evidence):
-        yield f"{change.text[0].upper()}{change.text[1:]}."
+        if change.text not in first:  # what is said below is not said here
+            yield f"{change.text[0].upper()}{change.text[1:]}."
     pairs = before_after(evidence)
     shown = pairs["shown"][:1] if pairs else []
     if pairs and pairs["worse"]:  # not only the one that got better
@@ -176,7 +177,6 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         yield table
         yield "agentrig watch shows the right answer too"
     yield ""
-    first, *others = ending(diagnose(run))
     yield printable(f"why: {first}")
     yield from (printable(f"     {line}") for line in others)
     hours, failed = figures.hours(run), failures(run)

@@ -177,6 +177,10 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
     if n < least:
         yield f"no gain can be significant on {n} held-out tasks {test}: use at least {least}"
         return
+    if gain["no_room"]:
+        if gain["no_room"] != found["verdict"]["message"]:
+            yield f"no gain can be significant {test}: {gain['no_room'].removesuffix('.')}"
+        return
     wrong = n if gain["start"] is None else n - round(gain["start"] * n)
     worse = ""
     if gain["worse"] and more + gain["worse"] <= wrong:

@@ -27,7 +27,7 @@ from agentrig.view.causes.groups import (
     most_labels,
     warm_up_command,
 )
-from agentrig.view.causes.policy import collapsed
+from agentrig.view.causes.policy import collapsed, lower_rate, settings_of_rate
 from agentrig.view.causes.trend import (
     LIKELY,
     at_least,
@@ -39,6 +39,7 @@ from agentrig.view.causes.trend import (
     rose,
     so_many,
 )
+from agentrig.view.causes.weights import LR
 from agentrig.view.reading import dig, mapping, warnings_of
 
 FEW = 10
@@ -229,7 +230,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
         "more varied ones; a model of agentrig warmup needs demonstrations that vary, or more "
         f"labels{_more_labels(evidence)}",
         lost=1.0,
-        explains=("tasks-too-easy", "zero-variance-groups", "no-exploration", "low-entropy"),
+        explains=("learning-rate-too-large", "tasks-too-easy", "zero-variance-groups", "no-exploration", "low-entropy"),
     )
 
 
@@ -259,8 +260,38 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     )
     if sign_test(better, worse) > SIGNIFICANT:
         yield Finding(doubt, f"{text}{few}")
+    elif better > worse:
+        yield Finding("ok", text)
+    elif evidence.run.summary.get("solved") or not _has_rate(evidence) or _reward_fell_far(evidence):
+        yield Finding("warn", text)
     else:
-        yield Finding("ok" if better > worse else "warn", text)
+        yield _worse(evidence, text)
+
+
+def _has_rate(evidence: Evidence) -> bool:
+    """Whether the run has a learning rate: a search for prompts has none."""
+    return any(evidence.value(key) is not None for key in LR)
+
+
+def _reward_fell_far(evidence: Evidence) -> bool:
+    """Whether the reward of training, too, says that the learning rate is too large."""
+    return not evidence.demonstrated and any(found.level == "problem" for found in collapsed(evidence))
+
+
+def _worse(evidence: Evidence, text: str) -> Finding:
+    """Say that significantly fewer tasks are right after training, and what to change."""
+    _, worse, _, judged = evidence.changed
+    running = evidence.run.running
+    end = "End the run with Ctrl-C, which keeps it. " if running else ""
+    return problem(
+        "learning-rate-too-large",
+        f"accuracy {'is falling' if running else 'fell'} significantly: {text}",
+        seen=(worse, judged, "tasks"),
+        settings=settings_of_rate(evidence),
+        advice=f"{end}{lower_rate(evidence)}",
+        lost=1.0,
+        explains=("entropy-collapse", "clip-fraction"),
+    )
 
 
 def without_room(evidence: Evidence) -> str:
@@ -292,7 +323,7 @@ def next_step(evidence: Evidence) -> str:
         return more
     if len(values) > 2:
         return weak_slice(evidence)
-    seldom = "Validation was measured too seldom to say whether it still rose. To find out, "
+    seldom = "Validation was measured too seldom (algorithm.validate_every) to say whether it still rose. To find out, "
     return no_more(evidence) or f"{seldom}{train_on(evidence)}"
 
 

@@ -18,6 +18,7 @@ from agentrig.view.causes.trend import (
     at_least,
     at_most,
     difference,
+    fewer_right,
     gained,
     lasting,
     named,
@@ -71,7 +72,7 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
     _, _, other, n = evidence.changed
     run = evidence.run
     trained = [s for s, v in zip(*figures.series(run, "algorithm", "weight_change"), strict=True) if v > 0]
-    if len(trained) < FEW_STEPS or not _same_answers(evidence) or gained(evidence):
+    if len(trained) < FEW_STEPS or not _same_answers(evidence) or gained(evidence) or fewer_right(evidence):
         return
     lr, warmup = number(evidence.value("algorithm.lr")), number(evidence.value("algorithm.warmup_steps")) or 0
     _, used = figures.series(run, "algorithm", "lr")
@@ -181,19 +182,13 @@ def _far_below(
     elif early:
         text = f"right after the first updates, {text}"
     broken = " If it is not to blame: did the agent or the reward break in between?" if evidence.silent else ""
-    less, part = (100, "hundredth") if at_once and low < NOTHING_LEFT * high else (10, "tenth")
-    keys = evidence.setting(*LR)
-    lr = number(evidence.value(keys[0]))
-    rate = f" of {lr:.3g}" if lr else ""
-    again = train_again(evidence, f"{keys[0]}={lr / less:.3g}") if lr else ""
     return problem(
         "learning-rate-too-large",
         f"{text}{_signs(evidence)}",
         seen=(sum(map(low_in, fallen)), len(evidence.steps), "steps"),
         since=fallen[0].step,
-        settings=(*keys, "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final"),
-        advice=f"The learning rate{rate} is the likely cause. Use a {part} of it{again and ': '}{again or '.'}\n"
-        f'Or warm it up (warmup_steps); algorithm.final = "best" keeps the best weights.{broken}',
+        settings=settings_of_rate(evidence),
+        advice=f"{lower_rate(evidence, hundredth=at_once and low < NOTHING_LEFT * high)}{broken}",
         lost=min(1.0, 1 - low / high) if high > 0 else 1.0,
         explains=(
             "entropy-collapse",
@@ -208,6 +203,26 @@ def _far_below(
             "weights-unchanged",
             "no-answers",
         ),
+    )
+
+
+def settings_of_rate(evidence: Evidence) -> tuple[str, ...]:
+    """Return the settings to change where the learning rate is too large."""
+    return (*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final")
+
+
+def lower_rate(evidence: Evidence, *, hundredth: bool = False) -> str:
+    """Return the advice to train again with a tenth, or a hundredth, of the learning rate, with the command."""
+    key = evidence.setting(*LR)[0]
+    lr = number(evidence.value(key))
+    less, part = (100, "hundredth") if hundredth else (10, "tenth")
+    rate = f" of {lr:.3g}" if lr else ""
+    again = train_again(evidence, f"{key}={lr / less:.3g}") if lr else ""
+    kept = evidence.value("algorithm.final") == "best"
+    keep = "" if kept else '; algorithm.final = "best" keeps the best weights'
+    return (
+        f"The learning rate{rate} is the likely cause. Use a {part} of it{again and ': '}{again or '.'}\n"
+        f"Or warm it up (warmup_steps){keep}."
     )
 
 

@@ -28,13 +28,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
 from agentrig.view import table
-from agentrig.view.beside import calls_of, gold_of, tokenizer_of
+from agentrig.view.beside import calls_of, private_of, tokenizer_of
 from agentrig.view.comparison import compared
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData
-from agentrig.view.rollout import differences, readable, text_of
+from agentrig.view.rollout import differences, readable, readable_private
 from agentrig.view.samples import add_gold
 from agentrig.view.watch import rewards, views
 from agentrig.view.watch.notes import can_write, read_notes, write_notes
@@ -326,7 +326,7 @@ class Pages:
         rows = [run.rollouts.row(each) for each in filter(None, (id, other))]
         calls, damage = calls_of(run.directory, rows)
         shown = [readable(row, calls.get(str(row["id"]), {}), tokenizer) for row in rows]
-        gold, no_gold = gold_of(run.directory, str(shown[0].row["task_id"]))
+        private = private_of(run.directory, str(shown[0].row["task_id"]))
         return self._page(
             request,
             "rollout" if len(shown) == 1 else "two",
@@ -334,8 +334,7 @@ class Pages:
             title=f"rollout {id}",
             still=True,
             shown=shown,
-            gold=[(key, text_of(value)) for key, value in gold.items()],
-            no_gold=no_gold,
+            private=readable_private(private),
             beside=views.neighbours(run, shown[0].row),
             lines=differences(*shown) if len(shown) == 2 else [],
             why_ids=why_ids,

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrig.errors import AgentrigError
+from agentrig.figures import SIGNIFICANT, sign_test
 from agentrig.processes.locks import Lock
+from agentrig.view import figures
+from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import Diagnosis, diagnose
 from agentrig.view.reading import RunData, Seen, read_run
 from agentrig.view.watch.notes import FILE
@@ -57,6 +60,19 @@ class Run:
         data = self.data()
         with self._lock:
             return diagnose(data)
+
+    def may_be_chance(self) -> bool:
+        """Whether the change of the accuracy on its held-out tasks may be chance; False if it is not known.
+
+        Raises:
+            AgentrigError: The directory is gone.
+        """
+        data = self.data()
+        if None in (figures.held_out(data)["accuracy"][end] for end in ("before", "after")):
+            return False
+        with self._lock:
+            better, worse, _, judged = Evidence.of_ends(data).changed
+        return bool(judged) and sign_test(better, worse) > SIGNIFICANT
 
     def data(self) -> RunData:
         """Return what the directory has now, without its rollouts.

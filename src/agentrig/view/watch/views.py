@@ -32,7 +32,7 @@ PAGE = 50
 
 UNSHOWN = {
     **dict.fromkeys(("state", "recipe", "steps", "spark", "started"), ""),
-    **{"accuracy": {"before": None, "after": None}, "reward": None},
+    **{"accuracy": {"before": None, "after": None}, "may_be_chance": False, "reward": None},
 }
 """The figures of a run that cannot be read."""
 
@@ -139,6 +139,7 @@ def listed(run: Run) -> dict[str, Any]:
             "status": ", ".join(filter(None, [figures.status(data), figures.progress(data)])),
             "steps": len(data.steps),
             "accuracy": figures.held_out(data)["accuracy"],
+            "may_be_chance": run.may_be_chance(),
             "reward": rewards[-1] if rewards else None,
             "spark": spark((accuracies or rewards)[-240:], width=80),
             "started": str(data.manifest.get("created") or ""),
