@@ -199,6 +199,23 @@ def test_worths_of_tokens_are_checked(wrong: Any) -> None:
         worths_of_calls(lambda groups: [[[wrong]]], [made])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda groups: None, r"^the credit returned None; yield or return one value for each rollout$"),
+        (lambda groups: [[1.0] * (len(group) - 1) for group in groups], r"\(it returned 3 values for 4 rollouts\)$"),
+        (lambda groups: [iter([1.0] * 5) for _ in groups], r"\(it returned 5 values for 4 rollouts\)$"),
+        (lambda groups: [[1.0] * 4], r"\(it returned 1 list for 2 groups\)$"),
+        (lambda groups: [None for _ in groups], r"\(it returned None for a group\)$"),
+        (lambda groups: [1.0 for group in groups for _ in group], r"\(it returned 1\.0 for a group\)$"),
+    ],
+)
+def test_a_credit_that_returns_none_or_another_number_of_values_is_told_what(wrong: Any, said: str) -> None:
+    made = [attrs.evolve(rollout(1.0), id=f"{name}{i}", group=name) for name in "ab" for i in range(4)]
+    with pytest.raises(AgentrigError, match=said):
+        worths_of_calls(wrong, made)
+
+
 # --- sizes, and combinations without meaning ---
 
 
