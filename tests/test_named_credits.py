@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -198,6 +199,23 @@ def test_worths_of_tokens_are_checked(wrong: Any) -> None:
         worths_of_calls(lambda groups: [[[wrong]]], [made])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda groups: None, r"^the credit returned None; yield or return one value for each rollout$"),
+        (lambda groups: [[1.0] * (len(group) - 1) for group in groups], r"\(it returned 3 values for 4 rollouts\)$"),
+        (lambda groups: [iter([1.0] * 5) for _ in groups], r"\(it returned 5 values for 4 rollouts\)$"),
+        (lambda groups: [[1.0] * 4], r"\(it returned 1 list for 2 groups\)$"),
+        (lambda groups: [None for _ in groups], r"\(it returned None for a group\)$"),
+        (lambda groups: [1.0 for group in groups for _ in group], r"\(it returned 1\.0 for a group\)$"),
+    ],
+)
+def test_a_credit_that_returns_none_or_another_number_of_values_is_told_what(wrong: Any, said: str) -> None:
+    made = [attrs.evolve(rollout(1.0), id=f"{name}{i}", group=name) for name in "ab" for i in range(4)]
+    with pytest.raises(AgentrigError, match=said):
+        worths_of_calls(wrong, made)
+
+
 # --- sizes, and combinations without meaning ---
 
 
@@ -362,19 +380,43 @@ def chosen(*words: str, **uses: str) -> tuple[str, Any]:
     return plan.components["credit"].spec.name, plan.configs["credit"]
 
 
-def test_a_run_chooses_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_chooses_by_name() -> None:
     assert chosen()[0] == "grpo"  # the recipe's
     assert chosen(credit="rloo")[0] == "rloo"
     assert chosen("credit.use=reinforce++")[0] == "reinforce++"
-    caplog.set_level("INFO")
-    caplog.clear()
-    assert chosen(credit="rloo")[1].negative_scale == 1.0, "the recipe chose it for its own credit"
-    assert caplog.messages == ["credit rloo: left out negative_scale, set for credit grpo"]
     assert chosen("credit.negative_scale=0.25", credit="rloo")[1].negative_scale == 0.25
     assert chosen(credit="turn", algorithm="grpo")[0] == "turn"
     assert chosen(algorithm="verl")[0] == "grpo", "the default of verl, not the recipe's keys"
     assert chosen(algorithm="verl")[1].negative_scale == 1.0
     assert chosen(algorithm="verl", credit="rloo")[0] == "rloo"
+
+
+def test_settings_of_another_credit_are_told_with_both_values(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level("INFO", logger="agentrig.plugins.selecting")
+
+    def told(*words: str, source: str = "mini", **uses: str) -> list[str]:
+        caplog.clear()
+        resolve(source, overrides=words, uses=uses)
+        return list(caplog.messages)
+
+    assert chosen(credit="rloo")[1].negative_scale == 1.0, "the recipe chose it for its own credit"
+    assert told(credit="rloo") == ["credit rloo: negative_scale is 1.0, its default; mini's 0.5 is for credit grpo"]
+    assert told("credit.use=rft", credit="rloo") == ["credit rft has no negative_scale; mini's 0.5 is for credit grpo"]
+    assert told("credit.negative_scale=0.5", credit="rloo") == []
+    assert told(credit="grpo") == []
+    assert told(algorithm="verl") == [], "the algorithm chose another credit"
+    caplog.clear()
+    with pytest.raises(LookupFailed, match="no credit called"):
+        chosen(credit="nope")
+    assert caplog.messages == []
+    file = tmp_path / "own.toml"
+    file.write_text(
+        'recipe = "mini"\n[credit]\nuse = "opd"\nbase_url = "http://x/v1"\nmodel = "m"\napi_key = "env:SECRET"\n'
+    )
+    lines = told(source=str(file), credit="rloo")
+    assert f"credit rloo has no api_key of its own; {file}'s api_key is for credit opd" in lines
+    assert f"credit rloo has no model; {file}'s m is for credit opd" in lines
+    assert "SECRET" not in "".join(lines)
 
 
 def test_what_cannot_be_used_is_refused_in_plain_words() -> None:

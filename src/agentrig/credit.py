@@ -23,7 +23,7 @@ from agentrig.rewards import given, given_to_calls
 from agentrig.rollouts import Rollout
 from agentrig.secrets import Secret, http_address
 from agentrig.settings import setting
-from agentrig.text import words_of
+from agentrig.text import amount, words_of
 from agentrig.traces import mapping
 
 EPSILON = 1e-6
@@ -364,16 +364,17 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[Ca
         groups[rollout.group].append(place)
     try:
         with put_back("the credit"):
-            found = list(credit([[rollouts[i] for i in places] for places in groups.values()]))
+            returned: Any = credit([[rollouts[i] for i in places] for places in groups.values()])
+            found = None if returned is None else list(returned)
     except AgentrigError:
         raise
     except Exception as error:
         raise AgentrigError(f"the credit failed: {words_of(error)}{place_of(error)}") from error
+    if found is None:
+        raise AgentrigError("the credit returned None; yield or return one value for each rollout")
     worths: list[list[CallWorth]] = [[] for _ in rollouts]
     try:
-        for place, whole in (
-            pair for pairs in zip(groups.values(), found, strict=True) for pair in zip(*pairs, strict=True)
-        ):
+        for place, whole in _by_rollout([*groups.values()], found):
             triplets = rollouts[place].triplets
             given = list(whole) if isinstance(whole, Iterable) else [whole] * len(triplets)
             # Each is read once: it may be an iterator, or of a class that gives others each time.
@@ -394,6 +395,24 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[Ca
             f"out ({error})"
         ) from error
     return worths
+
+
+def _by_rollout(groups: Sequence[Sequence[int]], found: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the place and the worth of each rollout, from what a credit returned for each group.
+
+    Raises:
+        ValueError: There are too few or too many groups, or values in a group.
+    """
+    for of_group in found:
+        if not isinstance(of_group, Iterable):
+            raise ValueError(f"it returned {of_group} for a group")
+    if len(found) != len(groups):
+        raise ValueError(f"it returned {amount(len(found), 'list')} for {amount(len(groups), 'group')}")
+    for places, of_group in zip(groups, found, strict=True):
+        values = list(of_group)
+        if len(values) != len(places):
+            raise ValueError(f"it returned {amount(len(values), 'value')} for {amount(len(places), 'rollout')}")
+        yield from zip(places, values, strict=True)
 
 
 def _by_group(groups: Sequence[Sequence[Rollout]], config: GroupConfig, *, normalize: bool) -> Iterator[list[Worth]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrig.text import amount as amount
@@ -55,7 +55,7 @@ def wilson(right: float, n: int) -> tuple[float, float]:
 
 
 SIGNIFICANT = 0.05
-"""Largest p of a sign test that is no chance."""
+"""Largest p of a test that is no chance."""
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -65,6 +65,79 @@ def sign_test(better: int, worse: int) -> float:
         return 1.0
     tail = sum(math.comb(n, k) for k in range(min(better, worse) + 1))
     return min(1.0, float(2 * tail / 2**n))
+
+
+def judged(p: float) -> str:
+    """Return in words whether a difference may be chance: `p = 0.19: may be chance`.
+
+    Near the limit, p has as many digits as it takes to differ from it.
+    """
+    digits = 2
+    while digits < 6 and round(p, digits) == SIGNIFICANT:
+        digits += 1
+    value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
+    return f"p {value}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
+
+
+EXACT = 1000
+"""Most informative tasks for which `stratified_test` is computed exactly."""
+
+
+def stratified_test(tasks: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> float:
+    """Return the two-sided p of the exact test of two groups of runs, with each task as a stratum.
+
+    Of n runs of the first group and m of the second that measured a task, k have it right. If the groups do not differ,
+    any k of the n + m runs are as likely as any others, so the number a of right runs in the first is hypergeometric:
+
+        P(a) = C(n, a) C(m, k - a) / C(n + m, k)        T = sum of a over the tasks
+
+    The distribution of T is the convolution of those of the tasks, and p is twice the smaller of its tails from the
+    observed T, at most 1. Tasks with k = 0 or k = n + m say nothing. Above `EXACT` others, p is that of the normal
+    distribution with the mean and the variance of T, with continuity correction.
+
+    It is the exact form of the Cochran-Mantel-Haenszel test (Mantel & Haenszel 1959, doi:10.1093/jnci/22.4.719;
+    Agresti, Categorical Data Analysis). With one run in each group it is `sign_test`.
+
+    Args:
+        tasks: Of each task, how many runs of how many have it right, in the first group and in the second.
+    """
+    strata: Counter[tuple[int, int, int]] = Counter()
+    observed = 0
+    for (right, n), (other_right, m) in tasks:
+        k = right + other_right
+        if n and m and 0 < k < n + m:
+            strata[n, m, k] += 1
+            observed += right
+    if strata.total() > EXACT:
+        means = sum(times * n * k / (n + m) for (n, m, k), times in strata.items())
+        variance = sum(
+            times * n * m * k * (n + m - k) / ((n + m) ** 2 * (n + m - 1)) for (n, m, k), times in strata.items()
+        )
+        return math.erfc(max(0.0, abs(observed - means) - 0.5) / math.sqrt(2 * variance))
+    chances = [1.0]
+    for (n, m, k), times in strata.items():
+        ways = [math.comb(n, a) * math.comb(m, k - a) if a <= k else 0 for a in range(n + 1)]
+        chances = _convolved(chances, _power([way / math.comb(n + m, k) for way in ways], times))
+    return min(1.0, 2 * min(sum(chances[: observed + 1]), sum(chances[observed:])))
+
+
+def _convolved(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Return the distribution of the sum of two independent counts, from the chances of 0, 1, 2 and so on of each."""
+    found = [0.0] * (len(one) + len(other) - 1)
+    for i, chance in enumerate(one):
+        if chance:
+            for j, other_chance in enumerate(other, start=i):
+                found[j] += chance * other_chance
+    return found
+
+
+def _power(chances: list[float], times: int) -> list[float]:
+    """Return the distribution of the sum of so many independent counts with the same distribution."""
+    if times == 1:
+        return chances
+    half = _power(chances, times // 2)
+    whole = _convolved(half, half)
+    return _convolved(whole, chances) if times % 2 else whole
 
 
 def least_gain(worse: int = 0) -> int:

@@ -670,8 +670,9 @@ def resolve(
     # Merge: each source over the one before.
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     recipe = registry.find("recipe", base) if base else None
+    of_recipe = selecting.own_first(recipe, registry) if recipe else {}
     layers = [
-        *([(f"recipe {recipe.spec.name} ({recipe.source})", selecting.own_first(recipe, registry))] if recipe else []),
+        *([(f"recipe {recipe.spec.name} ({recipe.source})", of_recipe)] if recipe else []),
         (name, own),
         *(("", {kind: {"use": uses[kind]}}) for kind in RUN_KINDS if uses and uses.get(kind) is not None),
         ("", {"prompts": prompts or {}}),
@@ -696,6 +697,7 @@ def resolve(
         gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
         second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
         components, configs, reasons = selecting.select_all(merged, registry, elsewhere)
+    selecting.tell_dropped([(base, of_recipe), (name, own)], merged["credit"], components["credit"], registry)
     composing.parts_of(components["reward"], configs["reward"], registry)
 
     # Check what only makes sense together.

@@ -54,6 +54,7 @@ SHOWN = (
     (r"^step  8/60", "what a run prints"),
     (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
     (r"^git clone --branch v0.3.0 ", "it needs a network"),
+    (r"^for seed in", "a loop of a shell; test_commands.py runs such commands of other pages"),
     (r"^ssh -L|^AGL_STORE_TOKEN=", "it needs another machine"),
     (r"^(\w+=\S+ )?agentrig ", "the examples in a command's help; tests/cli/test_cli.py parses them"),
 )

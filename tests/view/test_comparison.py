@@ -6,8 +6,10 @@ import html
 import json
 import re
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,21 @@ def binomial_p(better: int, worse: int) -> float:
     for _ in range(n):
         ways = [a + b for a, b in zip([0, *ways], [*ways, 0], strict=True)]  # Pascal's triangle
     return float(Fraction(sum(w for w in ways if w <= ways[better]), 2**n))
+
+
+def stratified_p(first: list[dict[str, bool]], other: list[dict[str, bool]]) -> float:
+    """Twice the smaller tail of the right answers of `first`, if of each task any runs are as likely to be right."""
+    chances, observed = {0: Fraction(1)}, 0
+    for task in set().union(*first):
+        here, there = ([end[task] for end in ends if task in end] for ends in (first, other))
+        ways = Counter(sum(chosen[: len(here)]) for chosen in set(permutations(here + there)))
+        observed += sum(here)
+        grown: dict[int, Fraction] = defaultdict(Fraction)
+        for total, (more, n) in product(chances, ways.items()):
+            grown[total + more] += chances[total] * Fraction(n, ways.total())
+        chances = grown
+    tails = [sum(p for total, p in chances.items() if sign * (total - observed) >= 0) for sign in (1, -1)]
+    return float(min(1, 2 * min(tails)))
 
 
 def test_the_figures_of_recorded_runs_are_those_of_their_files(real: Mapping[str, Path]) -> None:
@@ -247,7 +264,11 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
         assert (of["least"], of["greatest"], of["unknown"]) == (min(shares), max(shares), 0)
         assert of["mean"] == pytest.approx(sum(shares) / 3)
         assert pooled[f"{end}_ci95"] == pytest.approx(wilson_ends(sum(shares) / 3, 40), abs=1e-9)
-    assert pooled["p"] == [row["against_start"]["p"] for row in found.rows[:3]]
+    begun, ended = answers(seeds[0], 0), [answers(run, -1) for run in seeds]
+    assert pooled["p"] == pytest.approx(stratified_p([begun], ended)), "the start counts once"
+    assert pooled["p"] < min(row["against_start"]["p"] for row in found.rows[:3])
+    assert found.table().rows[0][2].endswith("exact test p < 0.001: significant")
+    assert alone["p"] == found.rows[3]["against_start"]["p"]
     assert "seeds 0, 1, 2" in found.table().rows[0][0]
     shares = zip(("before", "after", "gain"), (0.0806, 0.3824, 0.3018), strict=True)
     moved = {key: {"mean": of, "least": of, "greatest": of, "unknown": 0} for key, of in shares}
@@ -276,12 +297,34 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     line = f"After training, other against run-0, on the same 40 held-out tasks: {better} better, {worse} worse (sign"
     assert any(text.startswith(line) for text in found.text(width=200).splitlines())
 
-    pooled = compare([*seeds, other]).between[0]  # a task of the three counts with the share that has it right
+    runs = compare([*seeds, other])
+    (pooled,) = runs.between
     ends = [answers(run, -1) for run in seeds]
-    shares = {task: Fraction(sum(end[task] for end in ends), 3) for task in last}
-    assert pooled["against"] == ["run-0", "run-1", "run-2"]
-    assert pooled["better"] == sum(last[task] > shares[task] for task in last)
-    assert pooled["worse"] == sum(last[task] < shares[task] for task in last)
+    assert (pooled["runs"], pooled["against"]) == (["other"], ["run-0", "run-1", "run-2"])
+    assert (pooled["better"], pooled["worse"], pooled["n"]) == (None, None, 40)
+    assert pooled["p"] == pytest.approx(stratified_p([last], ends))
+    shares = [sum(last.values()) / 40, sum(sum(end.values()) for end in ends) / 120]
+    assert [pooled["accuracy"][side] for side in ("runs", "against")] == pytest.approx(shares)
+    one, three = (f"{100 * share:.1f}%" for share in shares)
+    line = f"run-0, run-1, run-2, on the same 40 held-out tasks: mean accuracy {one} against {three} (exact test p "
+    note = runs.table().note.splitlines()
+    assert line in note[0]
+    assert note[1] == "p: chance among tasks, for these runs; other seeds may differ more."
+    note = compare([*seeds, other], each=True).table().note.splitlines()
+    assert note[3].endswith(
+        "may differ more. Without any difference, about one of 20 such tests is significant by chance."
+    )
+
+
+def test_a_task_counts_with_the_runs_that_measured_it(seeds: list[Path], tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", steps=3, seed=3, lr=1e-3)
+    part = shutil.copytree(seeds[2], tmp_path / "part")
+    file = sorted((part / "rollouts").glob("report-*.parquet"))[-1]
+    pq.write_table(pq.read_table(file).slice(0, 25), file)
+    ends = [answers(run, -1) for run in (seeds[0], part)]
+    (found,) = compare([seeds[0], part, other]).between
+    assert (len(ends[1]), found["n"]) == (25, 40)
+    assert found["p"] == pytest.approx(stratified_p([answers(other, -1)], ends))
 
 
 def test_runs_with_other_tasks_or_no_end_are_not_tested_against_each_other(seeds: list[Path], tmp_path: Path) -> None:
@@ -309,6 +352,11 @@ def test_runs_with_other_tasks_or_no_end_are_not_tested_against_each_other(seeds
     runs = [tmp_path / "whole", tmp_path / "part"]
     assert [row[0].splitlines()[2] for row in compare(runs).table().rows] == ["report_tasks all", "report_tasks 4"]
     assert differing_settings([read_run(run) for run in runs]).rows == [["run.report_tasks", "all", "4"]]
+    for run, plugins in zip(runs, ("[]", '["own.py"]'), strict=True):
+        config = (run / "config.toml").read_text().replace("[run]", f"[run]\nplugins = {plugins}")
+        (run / "config.toml").write_text(config)
+    told = [row[0].splitlines()[2] for row in compare(runs).table().rows]
+    assert told == ["report_tasks all, plugins none", 'report_tasks 4, plugins ["own.py"]']
 
 
 def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[Path], tmp_path: Path) -> None:
@@ -345,7 +393,7 @@ def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seed
     (begun / "summary.json").unlink()
     pooled, alone = compare([*seeds[:2], begun]).table().rows
     assert "seeds 0, 1" in pooled[0]
-    assert "of 2 significant" in pooled[2]
+    assert "exact test p" in pooled[2]
     assert "unknown" not in " ".join(pooled)
     assert alone[0].endswith("crashed")
     assert alone[2] == "it was not measured after training: it did not finish"

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import attrs
 import pytest
 
-from agentrig.figures import SIGNIFICANT, least_gain, mean, no_room, percent, points, sign_test, wilson
+from agentrig.figures import (
+    SIGNIFICANT,
+    least_gain,
+    mean,
+    no_room,
+    percent,
+    points,
+    sign_test,
+    stratified_test,
+    wilson,
+)
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
 from agentrig.view.page import view
@@ -39,6 +49,46 @@ def test_sign_test_counts_all_splits(better: int, worse: int):
     splits = [sum(s) for s in product((0, 1), repeat=n)]
     as_far = sum(abs(2 * k - n) >= gap for k in splits) / len(splits)
     assert sign_test(better, worse) == pytest.approx(as_far)
+
+
+def test_the_test_of_two_single_runs_is_the_sign_test() -> None:
+    for n in range(40):
+        for better in range(n + 1):
+            changed = [((1, 1), (0, 1))] * better + [((0, 1), (1, 1))] * (n - better)
+            assert stratified_test([*changed, ((1, 1), (1, 1)), ((0, 1), (0, 1))]) == sign_test(better, n - better)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [],
+        [((1, 1), (0, 3))] * 2 + [((0, 1), (2, 3))],
+        [((2, 2), (1, 3)), ((1, 2), (0, 3)), ((2, 2), (2, 3)), ((0, 2), (0, 3))],
+        [((3, 3), (1, 3)), ((2, 2), (0, 3)), ((1, 1), (1, 3)), ((1, 1), (0, 0))],  # not all measured each task
+    ],
+    ids=str,
+)
+def test_the_test_of_several_runs_counts_all_ways_to_choose_the_right_ones(
+    tasks: list[tuple[tuple[int, int], tuple[int, int]]],
+) -> None:
+    measured = [task for task in tasks if task[0][1] and task[1][1]]
+    ways = [list(combinations(range(n + m), a + b)) for (a, n), (b, m) in measured]
+    sums = [
+        sum(sum(run < n for run in chosen) for chosen, ((_, n), _) in zip(way, measured, strict=True))
+        for way in product(*ways)
+    ]
+    observed = sum(a for (a, _), _ in measured)
+    tails = sum(t <= observed for t in sums), sum(t >= observed for t in sums)
+    assert stratified_test(tasks) == pytest.approx(min(1.0, 2 * min(tails) / len(sums)))
+
+
+def test_a_test_of_many_tasks_is_near_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [((2, 2), (1, 3))] * 120 + [((1, 2), (3, 3))] * 100 + [((0, 2), (1, 3))] * 80
+    for one_sided in (tasks, [(b, a) for a, b in tasks], tasks[:200], tasks[100:]):
+        exact = stratified_test(one_sided)
+        with monkeypatch.context() as patch:
+            patch.setattr("agentrig.figures.EXACT", 100)
+            assert stratified_test(one_sided) == pytest.approx(exact, rel=0.02, abs=1e-6)
 
 
 def test_the_least_significant_gain():

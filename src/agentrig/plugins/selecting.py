@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,6 @@ def merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
         into["server"], into["credit"] = {}, {}  # the former algorithm's
     elif shared.get("algorithm") is not None and not _takes_credit(more["algorithm"]["use"], registry):
         into["credit"] = {}
-    former = into["credit"]
     for section, keys in more.items():
         check_section(section)
         if section in observing.SECTIONS:
@@ -114,10 +113,44 @@ def merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
-    if lost := former.keys() - into["credit"]:
-        log.info(
-            "credit %s: left out %s, set for credit %s", into["credit"]["use"], ", ".join(sorted(lost)), former["use"]
-        )
+
+
+def tell_dropped(
+    layers: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]],
+    keys: Mapping[str, Any],
+    credit: Component,
+    registry: Registry,
+) -> None:
+    """Log what a run's credit has in place of settings that a recipe or a run file has for another credit.
+
+    Args:
+        layers: Name and settings of the recipe and of the run file.
+        keys: The plan's keys of `[credit]`.
+    """
+    if "use" not in keys:  # the algorithm chose the credit: nobody expects the keys of another
+        return
+    set_for: dict[str, tuple[str, str, Any]] = {}
+    former = ""
+    for place, settings in layers:
+        section = settings.get("credit", {})
+        former = str(section.get("use", former))
+        set_for |= {key: (former, place, value) for key, value in section.items() if key != "use"}
+    spec: Any = credit.spec
+    fields = attrs.fields_dict(spec.config)
+    for key, (former, place, value) in set_for.items():
+        if key in keys or credit.answers_to(former):
+            continue
+        try:
+            before: Any = registry.find("credit", former).spec
+        except LookupFailed:
+            continue
+        known = [cls[key] for cls in (fields, attrs.fields_dict(before.config)) if key in cls]
+        if not known or value == known[0].default:  # nothing is other than it was
+            continue
+        has = f": {key} is {known[0].default}, its default" if key in fields else f" has no {key}"
+        if any(field.metadata.get("secret") for field in known):
+            has, value = f" has no {key} of its own", key
+        log.info("credit %s%s; %s's %s is for credit %s", spec.name, has, place, value, before.name)
 
 
 def _takes_credit(name: Any, registry: Registry) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,22 @@ import orjson
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.figures import (
     NOTHING,
-    SIGNIFICANT,
     count,
     duration,
+    judged,
     mean,
     number,
     percent,
     plain,
     points,
     sign_test,
+    stratified_test,
     wilson,
 )
 from agentrig.text import amount, cut, flat
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
-from agentrig.view.causes.evidence import changed, measured_of
+from agentrig.view.causes.evidence import Measured, changed, measured_of
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
 
@@ -70,9 +70,14 @@ POOLED = (
     "is that of the mean over the held-out tasks."
 )
 REPEATED = "Runs of the same settings and the same seed are repeats: they say nothing about other seeds."
+TESTED = "p: chance among tasks, for these runs; other seeds may differ more."
+MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
 CHAINED = "What a run spent leaves out the runs that it came from."
 
 ENDS = ("before", "after")
+
+SIDES = ("runs", "against")
+"""The two sides of a test of one line against another."""
 
 NAMES = 3
 """Runs that a line names; more are counted."""
@@ -222,7 +227,10 @@ class Comparison:
             rows = [[*row, _cost(line)] for row, line in zip(rows, self.lines, strict=True)]
             lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
             notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
-        note = "\n".join([*map(_told_between, self.between), *self.rewards, " ".join(notes)])
+        tests = [*map(_told_between, self.between)]
+        if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
+            tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
+        note = "\n".join([*tests, *self.rewards, " ".join(notes)])
         return tables.Table(title="Comparison", heads=heads, rows=rows, note=note)
 
     def text(self, *, width: int | None = None) -> str:
@@ -261,12 +269,13 @@ def compared(
         raise ConfigError(f"{twice[0]} is named twice: name each run once")
     known = {run.directory.resolve(): run for run in runs}
     reference = _reference(runs, known)
-    rows = []
+    rows, own_starts = [], []
     for run in runs:
         missing: list[str] = []
         row = table.row_of(run) | {"accuracy": _accuracy_of(run)} | _about(run, known) | _usage(run, known)
         row["against_start"] = _judged(run, reference, known, missing)
         own = _measured_start(run, runs, known)
+        own_starts.append(own)
         apart = row["against_start"]["reason"] is not None and own is not reference
         against = _judged(run, own, known, missing) if apart else {"reason": ""}
         row["against_own_start"] = against if against["reason"] is None else None
@@ -282,9 +291,15 @@ def compared(
     n = int(number(dig(reference.progress, "before", "n")) or begun["n"])
     start = {"run": reference.name, "accuracy": begun["before"], "n": n, "start": start_of(reference).name}
     lines = [[runs[i] for i in pool] for pool in pools.values()]
+    told = []
+    for pool, line in zip(pools.values(), lines, strict=True):
+        some = [rows[i] for i in pool]
+        changes = _changes(line, [reference] * len(line), [row["against_start"] for row in some])
+        from_own = _changes(line, [own_starts[i] for i in pool], [row["against_own_start"] for row in some])
+        told.append(_line(some) | changes | {"own_start": from_own if from_own["compared"] else None})
     return Comparison(
         rows=rows,
-        lines=[_line([rows[i] for i in pool]) for pool in pools.values()],
+        lines=told,
         start=start,
         between=_between(lines),
         rewards=_rewards(lines),
@@ -322,23 +337,30 @@ def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
     """Return how each other line's held-out answers after training differ from those of the first line.
 
-    Lines with other held-out tasks or another reward, or without a measurement after training, are left out. Of a line
-    with several runs, a task counts with the share of them that have it right.
+    Lines with other held-out tasks or another reward, or without a measurement after training, are left out.
 
     Returns:
-        The names of the `runs`, and of those that they are `against`; on how many of `n` tasks they are `better` and
-        `worse`, and the two-sided `p` of the exact sign test.
+        The names of the `runs`, and of those that they are `against`; of the `n` tasks that both measured the mean
+        `accuracy` of each, and the two-sided `p`: for two runs that of the exact sign test, with the number of tasks
+        that are `better` and `worse`, else that of `stratified_test`. A task counts with the runs that measured it.
     """
     first, *others = pools
-    known, found = _shares(first), []
+    known, found = _ends(first), []
     for pool in others:
-        shares = _shares(pool)
-        both = known.keys() & shares.keys()
-        if not both or (_tasks(pool[0]), _reward(pool[0])) != (_tasks(first[0]), _reward(first[0])):
+        ends = _ends(pool)
+        tallies = _tallies([end for _, end in ends], [end for _, end in known])
+        if not tallies or (_tasks(pool[0]), _reward(pool[0])) != (_tasks(first[0]), _reward(first[0])):
             continue
-        better, worse = (sum(sign * (shares[task] - known[task]) > 0 for task in both) for sign in (1, -1))
-        names = {"runs": [run.name for run in pool], "against": [run.name for run in first]}
-        found.append({**names, "n": len(both), "better": better, "worse": worse, "p": sign_test(better, worse)})
+        test: dict[str, Any] = {"better": None, "worse": None, "p": stratified_test(tallies)}
+        if len(ends) == len(known) == 1:
+            better, worse, _, _ = changed(known[0][1], ends[0][1])
+            test = {"better": better, "worse": worse, "p": sign_test(better, worse)}
+        names: dict[str, Any] = {}
+        accuracy = {}
+        for side, runs, tally in zip(SIDES, (ends, known), zip(*tallies, strict=True), strict=True):
+            names[side] = [name for name, _ in runs]
+            accuracy[side] = mean([right / n for right, n in tally])
+        found.append({**names, "n": len(tallies), "accuracy": accuracy, **test})
     return found
 
 
@@ -360,23 +382,35 @@ def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
     return found
 
 
-def _shares(pool: Sequence[RunData]) -> dict[str, Fraction]:
-    """Return of each held-out task that every run scored after training the share of the runs that have it right."""
-    if any(_tasks(run) is None or _accuracy_of(run)["after"] is None for run in pool):
-        return {}
-    ends = [run.seen.of(file, measured_of) for run in pool for file in run.of_mode("report")[1:][-1:]]
-    if len(ends) < len(pool):
-        return {}
-    scored = set.intersection(*(set(end) for end in ends))
-    return {task: Fraction(sum(end[task][1] for end in ends), len(ends)) for task in scored}
+def _ends(pool: Sequence[RunData]) -> list[tuple[str, Measured]]:
+    """Return name and held-out answers after training of the runs that have such answers."""
+    measured = [run for run in pool if _tasks(run) is not None and _accuracy_of(run)["after"] is not None]
+    ends = [(run.name, run.seen.of(file, measured_of)) for run in measured for file in run.of_mode("report")[1:][-1:]]
+    return [(name, end) for name, end in ends if end]
+
+
+def _tallies(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return of each task that both sides measured how many measurements of how many have it right, on each side."""
+
+    def tally(side: Sequence[Measured], task: str) -> tuple[int, int]:
+        of = [measured[task][1] for measured in side if task in measured]
+        return sum(of), len(of)
+
+    both = set().union(*first) & set().union(*other)
+    return [(tally(first, task), tally(other, task)) for task in sorted(both)]
 
 
 def _told_between(found: Mapping[str, Any]) -> str:
     """Write a difference between two lines."""
-    judged = figures.chance(found["better"], found["worse"])
+    if found["better"] is None:
+        shares = " against ".join(f"{percent(found['accuracy'][side])}%" for side in SIDES)
+        told = f"mean accuracy {shares} (exact test {judged(found['p'])})"
+    else:
+        tested = figures.chance(found["better"], found["worse"])
+        told = f"{found['better']} better, {found['worse']} worse ({tested})"
     return (
         f"After training, {_names(found['runs'], ', ')} against {_names(found['against'], ', ')}, on the same "
-        f"{amount(found['n'], 'held-out task')}: {found['better']} better, {found['worse']} worse ({judged})."
+        f"{amount(found['n'], 'held-out task')}: {told}."
     )
 
 
@@ -600,9 +634,6 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(pool) > 1 and found[end]:
             interval = wilson(found[end]["mean"] * found["n"], found["n"])
         found[f"{end}_ci95"] = interval
-    found |= _changes([row["against_start"] for row in pool])
-    own = [row["against_own_start"] for row in pool if row["against_own_start"]]
-    found["own_start"] = _changes(own) if own else None
     found["reasons"] = [row["against_start"]["reason"] for row in pool]
     for key in ("rollouts", "demonstrations", "llm_calls"):
         found[key] = _of(row[key] for row in pool)
@@ -615,10 +646,29 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _changes(against: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return gain, better and worse tasks of some runs against a start, and the p of each."""
-    changes: dict[str, Any] = {key: _of(each[key] for each in against) for key in ("gain", "better", "worse")}
-    return changes | {"p": [each["p"] for each in against]}
+def _changes(
+    pool: Sequence[RunData], starts: Sequence[RunData], against: Sequence[Mapping[str, Any] | None]
+) -> dict[str, Any]:
+    """Return how the runs of a line changed from their starts, from what `_judged` returned of each, if anything.
+
+    Returns:
+        Mean, least and greatest `gain`, `better` and `worse` of the runs, how many are `compared`, and the `p` of all
+        of these together, by `stratified_test`. A start that several of them share counts once, as one run.
+    """
+    known = [each for each in against if each]
+    found: dict[str, Any] = {key: _of(each[key] for each in known) for key in ("gain", "better", "worse")}
+    tested = [
+        (run, start, each["p"])
+        for run, start, each in zip(pool, starts, against, strict=True)
+        if each and each["p"] is not None
+    ]
+    p = tested[0][2] if tested else None
+    if len(tested) > 1:
+        after = [end for _, end in _ends([run for run, _, _ in tested])]
+        shared = {start.directory: start for _, start, _ in tested}
+        before = [start.seen.of(start.of_mode("report")[0], measured_of) for start in shared.values()]
+        p = stratified_test(_tallies(after, before))
+    return found | {"compared": len(tested), "p": p}
 
 
 def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
@@ -649,6 +699,7 @@ def _settings(differs: Mapping[str, Any]) -> list[str]:
         part = key.rpartition(".")[2]
         name = part if parts[part] == 1 and part != "use" else key
         text = value if value and isinstance(value, str) else figures.setting_text(key, value)
+        text = "none" if value == [] else text
         told.append(f"{name} {cut(text, LONGEST_SETTING)}")
     more = len(differs) - SETTINGS
     told += [f"and {amount(more, 'other setting')} (compare --json has all)"] if more > 0 else []
@@ -684,16 +735,15 @@ def _against(line: Mapping[str, Any], *, common: bool) -> str:
 
 
 def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
-    known = [p for p in against["p"] if p is not None]
-    if len(known) == 1:
-        judged = figures.chance(int(against["better"]["mean"]), int(against["worse"]["mean"]))
+    if against["compared"] == 1:
+        tested = figures.chance(int(against["better"]["mean"]), int(against["worse"]["mean"]))
     else:
-        judged = f"sign tests: {sum(p <= SIGNIFICANT for p in known)} of {len(known)} significant"
+        tested = f"exact test {judged(against['p'])}"
     compared = {key: {**against[key], "unknown": 0} for key in ("gain", "better", "worse")}  # the reasons are told
-    changed = ", ".join(f"{_spread(compared[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
+    split = ", ".join(f"{_spread(compared[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
     begun = line["before"]["mean"] if line["before"] else 0.0
     gained = _spread(compared["gain"], lambda gain: points(begun, round(begun + gain, 12)))  # no 0.06250…1
-    return [f"{gained} points", changed, judged]
+    return [f"{gained} points", split, tested]
 
 
 def _spent(line: Mapping[str, Any]) -> str:

@@ -130,7 +130,8 @@ def compare(
     start is compared with its own start, and the table says so. Below it, the first line's held-out answers after
     training are compared with those of each other line.
 
-    Finished runs that differ only in their seed are one line: mean, least and greatest.
+    Finished runs that differ only in their seed are one line: mean, least and greatest, and one test of them together,
+    the exact Cochran-Mantel-Haenszel test with each task as a stratum.
 
     \b
     agentrig compare runs/one runs/other
