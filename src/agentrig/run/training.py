@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SEEN_IN_ROLLOUTS = frozenset({"failures", "calls-not-recorded", "unmatched-calls", NO_SIGNAL, "sampled-differently"})
+SEEN_IN_ROLLOUTS = frozenset(
+    {"failures", "no-answers", "calls-not-recorded", "unmatched-calls", NO_SIGNAL, "sampled-differently"}
+)
 """The causes of a stop that single rollouts show."""
 
 
