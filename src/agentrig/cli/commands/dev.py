@@ -22,6 +22,9 @@ from agentrig.cli.progress import progress
 from agentrig.figures import amount
 from agentrig.rollouts import Mode
 
+SHIPPED = "mini"
+"""The model that recipes without one of their own use."""
+
 
 @click.command()
 @configured
@@ -68,7 +71,10 @@ def dev(
         plan.check_algorithm()
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"
-        click.echo(f"{tried}: starting the agent and the model's server …", err=True)
+        click.echo(
+            f"{tried}, answered by {answering(plan, server, checkpoint)}: starting the agent and the model's server …",
+            err=True,
+        )
     with progress(len(tasks)) as shown:
         as_mode: Mode = "train" if trains else "dev"
         found = evaluate(
@@ -111,3 +117,15 @@ def dev(
         click.echo(", ".join(ends) + (f"; next: {again}" if trainable else ""))
     if failed:
         raise SystemExit(1)
+
+
+def answering(plan: Any, server: Any, checkpoint: Path | None) -> str:
+    """Return which model answers, in words."""
+    if server is not None:
+        return f"{server.model} of {server.base_url}"
+    if checkpoint is not None:
+        return str(checkpoint)
+    model = getattr(plan.configs["algorithm"], "model", "")
+    if model == SHIPPED and not Path(model).is_dir():
+        return f"the shipped model {model}, trained for SQL (algorithm.model names another)"
+    return f"algorithm.model = {model}" if model else f"the model of {plan.components['algorithm'].spec.name}"
