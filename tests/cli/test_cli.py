@@ -636,7 +636,7 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "openai.chat.completion" in rows[0]["spans"]
     text = invoke(*words, env={"COLUMNS": "200"})
     assert text.exit_code == 0, text.output
-    for seen in ("write_query", "Is 100 odd?", "odd"):
+    for seen in ("write_query", "Is 100 odd?", "odd", "1 call, which training would learn from"):
         assert seen in text.stdout
     right = sum(bool(r["correct"]) for r in rows)
     assert text.stdout.splitlines()[-1] == f"{right} of 2 rollouts right"
@@ -685,7 +685,7 @@ def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServe
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "12"]
     result = invoke(*words, "adapter.match=check", env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "1 call, 0 for training" in result.stdout
+    assert "1 call, training would learn from 0" in result.stdout
     assert "warning: no call of this agent would be trained on" in result.stderr
     assert "kept none of 12 calls. They were made under these nodes: write_query (12)" in result.stderr
 

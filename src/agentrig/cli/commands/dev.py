@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from agentrig.cli.options import (
@@ -89,6 +90,8 @@ def dev(
             begun=shown.begin,
         )
     failed = [rollout for rollout in found.rollouts if rollout.failure]
+    valid = [rollout for rollout in found.rollouts if rollout.failure is None]
+    trained = with_token_ids(valid, plan.build("adapter"))
     if as_json:
         print_json([row_of(r) for r in found.rollouts], indent=2)
     else:
@@ -97,12 +100,12 @@ def dev(
         from agentrig.view.terminal import span_tree
 
         console = Console()
+        kept = {rollout.id: rollout.triplets for rollout in trained}
         for rollout in found.rollouts:
-            console.print(span_tree(rollout, gold=gold))
+            told = attrs.evolve(rollout, triplets=kept.get(rollout.id, ()))  # of a failed one nothing is learned
+            console.print(span_tree(told, gold=gold))
     warning = unseen_calls(found.rollouts)
     if not warning:
-        valid = [rollout for rollout in found.rollouts if rollout.failure is None]
-        trained = with_token_ids(valid, plan.build("adapter"))
         why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
         warning = warning or refused_sampling(trained, sampling_of(plan.configs["algorithm"]), found.sampling)
