@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import Number, configured, json_option, make_plan, print_json, typed_again
-from agentrig.cli.progress import progress
+from agentrig.cli.progress import progress, reading
 
 
 @click.command()
@@ -136,9 +136,7 @@ def warmup(
     agentrig warmup my-run.toml --plugin my_agent.py --labels 200 --until 0.2 --out models/sorting
     agentrig warmup my-run.toml --labels 500 --parameters 3e5
     """
-    from agentrig.demonstrations import StartPlan
     from agentrig.errors import ConfigError
-    from agentrig.run import warmup as run
 
     own = {name: options.pop(name) for name in _PLANNED}
     own["threads"] = options.pop("threads")
@@ -150,6 +148,9 @@ def warmup(
         names = ", ".join(f"--{name}" for name in of_new)
         raise ConfigError(f"{names}: only for a new model, and --model {model} has its own; leave one of them out")
     plan = make_plan(words, dict(options))
+    from agentrig.demonstrations import StartPlan
+    from agentrig.run import warmup as run
+
     run.check_makes_start(plan)
     if model != "new":
         plan = make_plan([*words, f"algorithm.model={model}"], options)
@@ -293,7 +294,8 @@ def _make(
             return evaluate(plan, tasks=tasks, checkpoint=model, n=n, keep=True, **told, **sampling)
 
     run.check_context(settings, wanted.context)
-    labels = run.choose_labels(plan, n, seed=wanted.seed)
+    with reading("the tasks"):
+        labels = run.choose_labels(plan, n, seed=wanted.seed)
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     note = f", {labels.note}" if labels.note else ""
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}{note}")
