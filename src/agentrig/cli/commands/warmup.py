@@ -86,7 +86,7 @@ from agentrig.cli.progress import progress, reading
     type=Number(0, 1, min_open=True),
     metavar="SHARE",
     help="End when that share of sampled answers on training tasks without a label is right (0.2); tried from "
-    "the first optimizer step on, ever more rarely. All passes by default.",
+    "the first optimizer step on. All passes by default.",
 )
 @click.option("--lr", type=Number(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width.")
 @click.option(
