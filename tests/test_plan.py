@@ -115,6 +115,7 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ("algorithm.steps='7'", "Write algorithm.steps=7"),
         ("algorithm.steps=1e2", "Write algorithm.steps=100"),
         ("run.block=core", 'must be a list of strings\n  Write block = ["core"]; on the command'),
+        ("run.block=", "must be a list of strings\n  Write block = []; on the command line: 'run.block=[]'"),
     ],
 )
 def test_a_wrong_key_names_the_right_one(
@@ -513,5 +514,7 @@ def test_other_trainers_names_lead_to_keys_of_grpo() -> None:
     assert [name for ours in SYNONYMS.values() for name in ours if name not in known] == []
     with pytest.raises(ConfigError, match=r'has no key "learning_rate". Did you mean "lr"\?'):
         resolve("mini", overrides=["algorithm.learning_rate=3"])
+    with pytest.raises(ConfigError, match=r'has no key "lerning_rate"\. Did you mean "lr"\?'):  # by its description
+        resolve("mini", overrides=["algorithm.lerning_rate=3"])
     with pytest.raises(ConfigError, match=r'Did you mean "clip_low" or "clip_high"\?'):
         resolve("mini", overrides=["algorithm.epsilon=3"])

@@ -160,8 +160,9 @@ def no_room(right: int, n: int, kind: str = "held-out", limited_by: str = "") ->
         return ""
     limit = f" ({limited_by} limits them)" if limited_by else ""
     wanted = "harder or more" if 2 * right > n else "more"
+    right_of = f"{right} of {amount(n, f'{kind} task')} {'was' if n == 1 else 'were'} right"
     return (
-        f"{right} of {amount(n, f'{kind} task')} were right before training, so at most {room} can improve, and a gain "
+        f"{right_of} before training, so at most {room} can improve, and a gain "
         f"is significant from {least} on: no number of steps can show one. Use {wanted} held-out tasks{limit}"
     )
 

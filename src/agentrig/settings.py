@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
@@ -122,7 +123,7 @@ def structure(
     for key, value in keys.items():
         if key not in fields:
             raise ConfigError(
-                f'[{section}] {owner} has no key "{key}".{elsewhere(key) or _similar(key, fields)}\n'
+                f'[{section}] {owner} has no key "{key}".{elsewhere(key) or _similar(key, [*fields.values()])}\n'
                 f"  its keys: {', '.join(fields) or 'none'}",
                 key=(section, key),
             )
@@ -154,11 +155,21 @@ def structure(
         raise ConfigError(f"[{section}] {owner}: {said}", key=(section, wrong)) from error
 
 
-def _similar(key: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean "lr"?`` for a key that others call `key`, else for the nearest one; or ''."""
-    known = list(known)
+def _similar(key: str, fields: Sequence[attrs.Attribute[Any]]) -> str:
+    """Return `` Did you mean "lr"?``: for what others call `key`, or for the nearest name or description; or ''."""
+    known = [field.name for field in fields]
     ours = [f'"{name}"' for name in SYNONYMS.get(key, ()) if name in known]
-    return f" Did you mean {' or '.join(ours)}?" if ours else nearest(key, known)
+    if ours:
+        return f" Did you mean {' or '.join(ours)}?"
+    return nearest(key, known) or _described(key, fields)
+
+
+def _described(key: str, fields: Sequence[attrs.Attribute[Any]]) -> str:
+    """Return `` Did you mean "lr"?`` for the key whose description begins nearly as `key` reads; or ''."""
+    words = key.split("_")
+    begins = {" ".join(str(field.metadata.get("help", "")).split()[: len(words)]): field.name for field in fields}
+    close = difflib.get_close_matches(" ".join(words), begins, n=1, cutoff=0.8)
+    return f' Did you mean "{begins[close[0]]}"?' if close else ""
 
 
 def check_any(
@@ -173,11 +184,12 @@ def check_any(
     Raises:
         ConfigError: None has such a key.
     """
-    known = sorted({f.name for config in classes for f in attrs.fields(config)})
+    fields = {f.name: f for config in classes for f in attrs.fields(config)}
+    known = sorted(fields)
     for key in keys:
         if key not in known:
             raise ConfigError(
-                f'[{section}] {owner} has a key "{key}".{elsewhere(key) or _similar(key, known)}\n'
+                f'[{section}] {owner} has a key "{key}".{elsewhere(key) or _similar(key, [*fields.values()])}\n'
                 f"  their keys: {', '.join(known) or 'none'}",
                 key=(section, key),
             )
@@ -193,12 +205,13 @@ def _secret(source: Any, where: str) -> Secret | None:
 def meant(value: Any, type_: Any, key: str) -> str:
     """Return what to write for a value that was pasted as Python or with quotes (`True`, `"2e-6"`, `1e2`), or ''.
 
-    For one value in place of a list, that is the list of it; for a number in place of text, its text.
+    For one value in place of a list, that is the list of it, and `[]` for an empty text; for a number in place of text,
+    its text.
     """
     if _listed(type_) and not isinstance(value, list | tuple | Mapping):
         with suppress(Exception):  # that is no value of the list either
             _converter().structure([value], type_)
-            written, short = json.dumps([value], ensure_ascii=False), key.rpartition(".")[2]
+            written, short = json.dumps([] if value == "" else [value], ensure_ascii=False), key.rpartition(".")[2]
             return f"\n  Write {short} = {written}; on the command line: {shlex.quote(f'{key}={written}')}"
     if isinstance(value, (bool, int, float)) and _fits("text", type_):
         written, short = json.dumps(_shown(value)), key.rpartition(".")[2]

@@ -24,6 +24,7 @@ import pytest
 from click.testing import CliRunner, Result
 from model_server import ModelServer
 
+from agentrig.cli.commands.dev import answering
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
@@ -276,6 +277,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 DOES = """
 import os, subprocess, sys, threading, time
 from agentrig.cli.commands import look
+from agentrig.cli.commands.dev import answering
 from agentrig.cli.entry import main
 
 def does(**_given):
@@ -634,10 +636,11 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "openai.chat.completion" in rows[0]["spans"]
     text = invoke(*words, env={"COLUMNS": "200"})
     assert text.exit_code == 0, text.output
-    for seen in ("write_query", "Is 100 odd?", "odd"):
+    for seen in ("write_query", "Is 100 odd?", "odd", "1 call, which training would learn from"):
         assert seen in text.stdout
     right = sum(bool(r["correct"]) for r in rows)
     assert text.stdout.splitlines()[-1] == f"{right} of 2 rollouts right"
+    assert re.match(rf"2 tasks of split validation, answered by \S+ of {model.url}: starting", text.stderr)
     assert "would be trained on" not in text.stderr
     assert "would end" not in text.stderr
     cold = invoke(*words, "--split", "train", "tasks.do=['cold']").stderr
@@ -647,10 +650,15 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
 
 
 def test_dev_ends_with_the_command_that_trains(here: Path, model: ModelServer, toy_file: str) -> None:
+    own = resolve("mini", overrides=["algorithm.model=models/own"])
+    assert answering(own, None, None) == "algorithm.model = models/own"
+    shipped = "the shipped model mini, trained for SQL (algorithm.model names another)"
+    assert answering(resolve("mini"), None, None) == shipped
     keys = [f"algorithm.endpoint={model.url}", "tasks.do=['', '']"]
     words = ["toy", "--plugin", toy_file, "--adapter", "agent-match"]
     result = invoke("dev", *words, "--limit", "8", *keys)
     assert result.exit_code == 0, result.output
+    assert ", answered by the model of toy-number: starting the agent and the model's server" in result.stderr
     said, _, command = result.stdout.splitlines()[-1].partition("; next: agentrig train ")
     assert re.fullmatch(r"[1-8] of 8 rollouts right", said)
     assert sorted(shlex.split(command)) == sorted([*words, *keys])
@@ -677,7 +685,7 @@ def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServe
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "12"]
     result = invoke(*words, "adapter.match=check", env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "1 call, 0 for training" in result.stdout
+    assert "1 call, training would learn from 0" in result.stdout
     assert "warning: no call of this agent would be trained on" in result.stderr
     assert "kept none of 12 calls. They were made under these nodes: write_query (12)" in result.stderr
 

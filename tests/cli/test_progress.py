@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrig.cli.progress import Progress, progress
+from agentrig.cli.progress import READING_S, STARTING_S, Progress, progress
 
 RIGHT, WRONG = SimpleNamespace(correct=True), SimpleNamespace(correct=None)
 
@@ -31,20 +31,25 @@ def test_a_terminal_gets_one_line_that_goes_away(
 
 
 @pytest.mark.parametrize(
-    ("ends", "lines"),
+    ("ends", "lines", "first_s"),
     [
         ([25, 60], ["starting: 10 s", "no rollout has ended yet: 5 s", "1 of 2 rollouts, 1 right",
-                    "2 of 2 rollouts, 2 right"]),
-        ([1, 2], []),
-        (range(1, 91), [f"{n} of 90 rollouts, {n} right" for n in (30, 60, 90)]),
+                    "2 of 2 rollouts, 2 right"], STARTING_S),
+        ([1, 2], [], STARTING_S),
+        ([14], ["starting: 3 s", "starting: 13 s", "1 of 1 rollout, 1 right"], READING_S),
+        (range(1, 91), [f"{n} of 90 rollouts, {n} right" for n in (30, 60, 90)], STARTING_S),
     ],
 )  # fmt: skip
 def test_a_file_gets_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ends: list[int], lines: list[str]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[int],
+    lines: list[str],
+    first_s: float,
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("agentrig.cli.progress.time.monotonic", lambda: now[0])
-    shown = Progress(len(ends))
+    shown = Progress(len(ends), first_s=first_s)
 
     def wait(seconds: float) -> bool:
         """Let a second go by, in which the rollouts begin or end; true once the last has ended."""

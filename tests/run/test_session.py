@@ -505,6 +505,24 @@ def test_an_agent_that_always_fails_is_not_played_on_every_task(toy_plan: MakePl
     assert "agentrig dev …" not in str(diagnose(run))
 
 
+def test_an_agent_that_returns_nothing_ends_the_run_with_the_measurement_before_training(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "^before step 1: the agent returned None in 24 of 24 rollouts: the reward has no answer to judge. Does the"
+    keys = ("run.report=train", "run.report_tasks=0", "run.validation_tasks=1", "algorithm.report=true")
+    with pytest.raises(RunStopped, match="step 1: all 12 rollouts got the reward"):  # few may have none
+        train(toy_plan('tasks.do=["nothing"]', *keys, "run.name=few"))
+    monkeypatch.setattr("agentrig.run.guards.EARLY", 24)
+    with pytest.raises(RunStopped, match=said) as caught:
+        train(toy_plan('tasks.do=["nothing"]', *keys))
+    run = tmp_path / "runs" / "toy"
+    assert [file.name for file in (run / "rollouts").iterdir()] == ["report-00000.parquet"]
+    assert str(caught.value).endswith(f"agentrig dev {run / 'config.toml'} --gold")
+    assert "no-answers" in str(diagnose(run))
+    with pytest.raises(RunStopped, match="weight change"):  # some answer, and it trains
+        train(toy_plan('tasks.do=["nothing", ""]', *keys, "algorithm.figures.weight_change=nan", "run.name=some"))
+
+
 def test_a_wrong_setting_that_shows_late_leaves_no_run_directory(toy_plan: MakePlan, tmp_path: Path) -> None:
     told: list[Path] = []
     plan = toy_plan("algorithm.steps=2", "algorithm.refuse=steps is odd")

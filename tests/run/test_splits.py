@@ -20,7 +20,7 @@ from agentrig.plan import Plan, RunSettings, resolve
 from agentrig.plugins import loading
 from agentrig.processes.ends import no_silent_end
 from agentrig.run import splits
-from agentrig.run.splits import json_problem, load_splits, split_warnings
+from agentrig.run.splits import few_warnings, json_problem, load_splits, split_warnings
 from agentrig.run.training import train
 from agentrig.tasks import Task
 
@@ -365,3 +365,16 @@ def test_a_task_set_or_a_file_that_changes_the_directory_moves_no_run(
         f"plugin my_tasks ({tmp_path / 'my_tasks.py'}) {said.format(tmp_path / 'a')}",
         f"`load` of task set own {said.format(tmp_path / 'b')}",
     ]
+
+
+def test_a_step_that_repeats_tasks_is_warned_of() -> None:
+    """As few as one training task is left of a file with two rows, which is split in two."""
+    few = ["algorithm.tasks_per_step=4"]
+    algorithm = resolve("mini", overrides=few).configs["algorithm"]
+    tasks = [Task(id=str(i), input={"n": i}, private={}) for i in range(4)]
+    (warning,) = few_warnings(tasks[:1], algorithm)
+    assert warning.startswith("1 task to train on: each step has 4 (algorithm.tasks_per_step), so it repeats them")
+    assert warning.endswith("Use at least 4 training tasks")
+    sft = resolve("mini", overrides=["algorithm.demonstrations=tasks", *few], uses={"algorithm": "sft"})
+    shown = sft.configs["algorithm"]  # a step of these has calls, not tasks
+    assert few_warnings(tasks, algorithm) == few_warnings([], algorithm) == few_warnings(tasks[:1], shown) == []

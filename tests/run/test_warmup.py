@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rollouts import rollout
 
 from agentrig import Task
 from agentrig.algorithms import Measurement
-from agentrig.cli.commands.warmup import next_step, why_ended
+from agentrig.cli.commands.warmup import far_past, next_step, why_ended
 from agentrig.cli.entry import main
 from agentrig.cli.progress import progress
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_of
@@ -352,6 +352,7 @@ def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
     if dear:
         monkeypatch.setattr("agentrig.run.warmup.TRIALS_S", -1.0)
         monkeypatch.setattr("agentrig.run.warmup.TRIALS", -1.0)
+    monkeypatch.setattr("agentrig.run.warmup.FELL", 0.0)  # no loss falls so far
     said = list[float]()
 
     def enough(done: float, measure: Callable[[], Any]) -> float:
@@ -364,6 +365,47 @@ def test_tries_of_the_model_begin_at_once_get_rarer_and_end_with_the_time(
     plan = colors()
     make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
     assert said == tries
+
+
+def test_a_pass_of_several_optimizer_steps_is_tried_within_and_again_when_the_loss_fell(
+    colors: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tries are dear here, so without the loss they would come after 1, 2, 4, 8 optimizer steps."""
+    monkeypatch.setattr("agentrig.run.warmup.TRIALS_S", -1.0)
+    monkeypatch.setattr("agentrig.run.warmup.TRIALS", -1.0)
+    said = list[float]()
+
+    def enough(done: float, measure: Callable[[], Any]) -> float:
+        said.append(done)
+        return 0.0
+
+    wanted = StartPlan(
+        directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=2.0, lr=1e-2, tokens_per_batch=64
+    )
+    asked = [f"{letter * 20} and what else is to be said" for letter in "abcdefgh"]
+    turns = [Turn(messages=[{"role": "user", "content": text}], reply=Reply(content="b")) for text in asked]
+    plan = colors()
+    made = make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
+    assert made.steps == len(made.losses), "a step is one optimizer step"
+    assert made.steps > 2 * wanted.passes
+    each, powers = wanted.passes / made.steps, [1, 2, 4, 8, 16]
+    steps = [round(done / each) for done in said]
+    assert steps[0] == 1
+    assert set(steps) - set(powers), (steps, made.losses)
+
+
+@pytest.mark.parametrize(
+    ("tried", "said"),
+    [
+        ((0.0, 0.97), "from 0% to 97% between two tries, far past --until 0.2: there is little left to learn. "),
+        ((0.6,), "to 60% before the first try, far past --until 0.2"),
+        ((0.1, 0.4), ""),
+    ],
+)
+def test_an_accuracy_that_jumped_far_past_until_is_told(tried: Sequence[float], said: str) -> None:
+    found = far_past(tried, 0.2, 64)
+    assert said in found
+    assert bool(said) == found.endswith("Use fewer labels: --labels 21")
 
 
 @pytest.mark.parametrize(
@@ -465,6 +507,7 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
     done = CliRunner().invoke(main, [*words, "--no-measure", "--until", "0.2", "--out", str(tmp_path / "m")])
     assert done.exit_code == 0, done.output
     assert doing == ["trying the model", *["checking the last pass and saving the model"] * 2]
+    assert ("far past --until 0.2" in done.output) == (accuracy >= 0.5)
     said = done.output.partition("so far")[2].splitlines()
     assert said[1] == "  pass 1/2 loss 0.5"
     assert said[3] == "the training ended after 1 of 20 passes, because --until 0.2 was reached"

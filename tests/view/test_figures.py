@@ -97,6 +97,7 @@ def test_the_least_significant_gain():
         assert sign_test(least_gain(worse), worse) <= SIGNIFICANT < sign_test(least_gain(worse) - 1, worse)
     few_tasks = no_room(0, 4, limited_by="run.report_tasks")
     assert few_tasks.endswith("Use more held-out tasks (run.report_tasks limits them)"), "none is too easy"
+    assert no_room(0, 1).startswith("0 of 1 held-out task was right before training")
     assert no_room(3, 4).endswith("Use harder or more held-out tasks")
 
 

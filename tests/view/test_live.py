@@ -198,7 +198,7 @@ def test_the_time_left_includes_the_measurement_after_training(monkeypatch: pyte
         monkeypatch.setattr(time, "monotonic", lambda after=after: now + after)
         shown.on_rollout_end(rollout=rollout_of(0, right=True, mode=mode, step=step))
     shown.on_step_end(event=StepEnd(step=19, metrics={**METRICS, "step": 19}))
-    assert buffer.getvalue().endswith("eta 0:53\n")  # a step of 10 s, and 43 s
+    assert buffer.getvalue().endswith("eta 0:53 with the last measurement\n")  # a step of 10 s, and 43 s
 
 
 def test_the_panel_counts_running_rollouts():
@@ -234,6 +234,9 @@ def test_a_resumed_run_goes_on_at_its_step_with_its_mean_and_one_of_unknown_leng
     shown.on_run_start(event=attrs.evolve(start(first_step=12), directory=write_run(tmp_path / "run", steps=11)))
     assert "run, 9 steps of training to do, resuming at step 12\n" in buffer.getvalue()
     assert "11 of 20 steps" in panel(shown)
+    done, told = display()
+    done.on_run_start(event=attrs.evolve(start(11, first_step=12), directory=tmp_path / "run"))
+    assert told.getvalue().endswith("run, nothing left to train: step 11 of 11 is done\n")
     before = json.loads((tmp_path / "run" / "progress.json").read_text())["before"]["accuracy"]
     assert f"{100 * before:.1f}% before training" in panel(shown)
     rewards = [json.loads(line)["reward"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from agentrig.cli.groups import Group
+from agentrig.cli.progress import reading
 from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError
 from agentrig.plugins.specs import PURPOSES, RUN_KINDS
 from agentrig.prompting import PROMPTS_FILE, read_prompts
@@ -187,9 +188,9 @@ def _number(file: TextIO) -> int | None:
 
 def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
     """Resolve the configuration of a command; removes its options from `options`."""
-    from agentrig.plan import resolve
+    with stdout_to_stderr(), reading("the configuration and the plugins"):
+        from agentrig.plan import resolve
 
-    with stdout_to_stderr():
         plan = resolve(**asked(words, options))
     for plugin in plan.registry.plugins:
         if plugin.status == "failed":

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import click
@@ -15,6 +15,9 @@ from agentrig.text import amount
 
 STARTING_S = 10.0
 """Seconds between two lines before the first rollout has ended, in a file or a pipe; a terminal has one that counts."""
+
+READING_S = 3.0
+"""The same before the first line of a command: on a busy machine, importing and reading take that long."""
 
 RARELY_S = 30.0
 """Seconds between two lines where nobody watches: in a file or a pipe."""
@@ -26,10 +29,11 @@ class Progress:
     Args:
         of: How many there are to be.
         what: What is done before the first of them begins.
+        first_s: Seconds to the first line where nobody watches.
     """
 
-    def __init__(self, of: int, what: str = "starting") -> None:
-        self._of = of
+    def __init__(self, of: int, what: str = "starting", first_s: float = STARTING_S) -> None:
+        self._of, self._first_s = of, first_s
         self._lock = threading.Lock()
         self._ended = self._right = 0
         self._what, self._since = what, time.monotonic()
@@ -53,25 +57,33 @@ class Progress:
         """Write a line now and then until `done` is set, and the last count if there were lines before it."""
         said, told = time.monotonic(), 0
         while not done.wait(1.0):
-            if time.monotonic() - said >= (RARELY_S if self._ended else STARTING_S):
+            starting_s = STARTING_S if told else self._first_s
+            if time.monotonic() - said >= (RARELY_S if self._ended else starting_s):
                 said, told = time.monotonic(), self._ended or -1
                 click.echo(str(self), err=True)
         if told and told < self._ended:
             click.echo(str(self), err=True)
 
 
-@contextmanager
-def progress(of: int, what: str = "starting") -> Iterator[Progress]:
-    """Give a `Progress`: on a terminal it is one line, which goes away at the end."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+def reading(what: str) -> AbstractContextManager[Progress]:
+    """Give a `Progress` without rollouts, for what comes before a command's first line: say soon what takes long."""
+    return progress(0, f"reading {what}", READING_S)
 
-    shown, console = Progress(of, what), Console(stderr=True)
-    if sys.stderr.isatty() and not console.is_dumb_terminal:
-        with Live(get_renderable=lambda: Text(str(shown)), console=console, transient=True, refresh_per_second=4):
-            yield shown
-        return
+
+@contextmanager
+def progress(of: int, what: str = "starting", first_s: float = STARTING_S) -> Iterator[Progress]:
+    """Give a `Progress`: on a terminal it is one line, which goes away at the end."""
+    shown = Progress(of, what, first_s)
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        console = Console(stderr=True)
+        if not console.is_dumb_terminal:
+            with Live(get_renderable=lambda: Text(str(shown)), console=console, transient=True, refresh_per_second=4):
+                yield shown
+            return
     done = threading.Event()
     telling = threading.Thread(target=shown.tell, args=(done,), daemon=True, name="progress")
     telling.start()

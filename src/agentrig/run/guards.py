@@ -135,6 +135,17 @@ def unanswered(rollouts: Sequence[Rollout]) -> str:
     )
 
 
+def check_answers(rollouts: Sequence[Rollout]) -> None:
+    """Stop when `EARLY` rollouts or more of a measurement before training ended without any answer, and none is right.
+
+    An agent that forgets to `return` its answer is found here: training would only find it after its first step.
+    """
+    ended = [r for r in rollouts if r.failure is None]
+    silent = all(r.outcome.answer is None and r.outcome.own_reward is None for r in ended)
+    if len(ended) >= EARLY and silent and len({r.value for r in ended}) == 1 and not any(r.correct for r in ended):
+        raise RunStopped(f"before step 1: {unanswered(rollouts)}", cause="no-answers")
+
+
 def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None) -> bool:
     """Warn of what `unseen_calls` finds in rollouts, of a step if one is given; return whether there was anything."""
     unseen = unseen_calls(rollouts)

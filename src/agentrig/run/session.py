@@ -368,6 +368,8 @@ class RunSession:
         if mode != "train":
             self._measured += len(rollouts)
             self._warn_once(guards.warn_of_sampling, rollouts, sampling, mode=mode)
+            if self.measuring == "before" and self.first_step == 1 and self._learns and self._by_rewards:
+                guards.check_answers(rollouts)
             return
         self.spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
         self._rollouts_s += wall_s

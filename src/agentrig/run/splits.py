@@ -17,7 +17,7 @@ from agentrig.plugins.loading import told_if_slow
 from agentrig.processes.put_back import left_alone, torch_put_back
 from agentrig.run.damage import read_object
 from agentrig.tasks import ROLES, Task, Tasks, by_input, input_key, overlap, repeated
-from agentrig.text import DEPTH_LIMIT, LARGE_WORDS, TOO_LARGE, cut, words_of
+from agentrig.text import DEPTH_LIMIT, LARGE_WORDS, TOO_LARGE, amount, cut, words_of
 
 WITHOUT = {
     "validation": "nothing is measured while training",
@@ -193,6 +193,22 @@ def split_warnings(
         if shared and not getattr(tasks, "measures_training", False):
             warnings.append(_shared(shared, rows, role, "training"))
     return warnings
+
+
+def few_warnings(tasks: Sequence[Task], algorithm: Any) -> list[str]:
+    """Return the warning that a step repeats tasks, because there are fewer to train on than it takes.
+
+    Args:
+        tasks: Those of the training split.
+        algorithm: Its settings; without `tasks_per_step`, or with demonstrations, there is no warning.
+    """
+    n = getattr(algorithm, "tasks_per_step", 0)
+    if getattr(algorithm, "demonstrations", "") or not isinstance(n, int) or not 0 < len(tasks) < n:
+        return []
+    return [
+        f"{amount(len(tasks), 'task')} to train on: each step has {n} (algorithm.tasks_per_step), so it repeats them, "
+        f"and the training accuracy is that of tasks which the model learns by heart. Use at least {n} training tasks"
+    ]
 
 
 def _shared(shared: Sequence[tuple[Task, Task]], rows: Sequence[Task], role: str, other: str) -> str:

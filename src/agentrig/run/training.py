@@ -25,14 +25,16 @@ from agentrig.run.loop import runnable
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.session import Enough, RunSession
-from agentrig.run.splits import label_warnings, load_splits, split_warnings
+from agentrig.run.splits import few_warnings, label_warnings, load_splits, split_warnings
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Registry
 
 log = logging.getLogger(__name__)
 
-SEEN_IN_ROLLOUTS = frozenset({"failures", "calls-not-recorded", "unmatched-calls", NO_SIGNAL, "sampled-differently"})
+SEEN_IN_ROLLOUTS = frozenset(
+    {"failures", "no-answers", "calls-not-recorded", "unmatched-calls", NO_SIGNAL, "sampled-differently"}
+)
 """The causes of a stop that single rollouts show."""
 
 
@@ -104,7 +106,8 @@ def train(
         # The run directory: a new one, or that of the resumed run, which changes in `begin_run` only.
         facts = manifest(plan, hardware, splits)
         facts["descent"] = descent_of(facts["model"])
-        told = [*split_warnings(splits, tasks, plan.run), *label_warnings(splits, facts["model"])]
+        told = few_warnings(splits["train"][1], plan.configs["algorithm"])
+        told += [*split_warnings(splits, tasks, plan.run), *label_warnings(splits, facts["model"])]
         facts["warnings"] = [*plan.gold_warnings(), *told]
         if run is not None:  # with what its directory knows of the run before
             before = run.manifest()

@@ -78,13 +78,17 @@ TRIALS_S = 30.0
 
 LATER, LATER_DEAR = 1.25, 2.0
 """The next trial begins after so many times the steps of the last one, and where trials are dear and none had a right
-answer. The first begins after one step: the starter learns a small domain in one to five passes."""
+answer. The first begins after one step: the starter learns a small domain in a few passes, an easy one within one."""
 
 NEAR = 0.5
 """From this share of what is enough on, every step is followed by a trial."""
 
 OFTEN, STEPS_OFTEN = 64, 200
-"""Most demonstrations of a step between which trials may end the training, unless these are more steps."""
+"""Where trials may end the training, a step is one optimizer step, and of no more demonstrations than these, unless
+these are more steps: a domain may be learned in a few optimizer steps."""
+
+FELL = 0.7
+"""A loss of so many times that at the last trial, or less, is followed by a trial too: the accuracy may have jumped."""
 
 
 @attrs.frozen(kw_only=True)
@@ -265,12 +269,14 @@ class _Labelled:
 
 @attrs.define
 class _Progress:
-    """An observer that says after how many passes a warm-up's run is.
+    """An observer that says once a pass how far a warm-up's run is.
 
     Attributes:
         log: Called with a line for each step.
         steps: All of the run.
         passes: All of the run.
+        said: The pass that was said last.
+        loss: Of the last step.
         began: When its first step began, by `time.perf_counter`.
         audited: Seconds that steps waited for the audit of the step before.
     """
@@ -278,6 +284,8 @@ class _Progress:
     log: Callable[[str], None]
     steps: int
     passes: float
+    said: int = -1
+    loss: float = math.inf
     began: float = 0.0
     audited: float = 0.0
 
@@ -286,9 +294,12 @@ class _Progress:
         self.began = self.began or time.perf_counter() - event.metrics["step_s"]
         self.audited += event.metrics["time_s"].get("audit", 0.0)
         figures = event.metrics["algorithm"]
-        rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
+        self.loss = figures["loss"]
         done = self.passes * event.step / self.steps
-        self.log(f"pass {done:.4g}/{self.passes:g} loss {figures['loss']:.4f} {rate}")
+        if int(done) > self.said:
+            self.said = int(done)
+            rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
+            self.log(f"pass {done:.4g}/{self.passes:g} loss {self.loss:.4f} {rate}")
 
 
 def check_makes_start(plan: Plan) -> None:
@@ -325,8 +336,9 @@ def make_start(
         log: Called with a line of progress for each step.
         enough: Asked between two steps: after the first, and again after `LATER` times as many steps; while it says 0,
             after `LATER_DEAR` times if that took more than `TRIALS` of the time so far, and `TRIALS_S`; from `NEAR` on
-            after each. It is given the passes so far, and a function that validates the model, and returns the share of
-            what is enough: 1 ends the training. Its time does not count.
+            after each; and when the loss has fallen to `FELL` times that at the last time. It is given the passes so
+            far, and a function that validates the model, and returns the share of what is enough: 1 ends the training.
+            Its time does not count.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -344,18 +356,19 @@ def make_start(
         run = _run_of(plan, wanted, made, labels, whole, Path(folder), often=enough is not None)
         progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
-        tried, last, found = 0.0, 0, 0.0
+        tried, last, found, loss = 0.0, 0, 0.0, math.inf
 
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
-            nonlocal tried, last, found
+            nonlocal tried, last, found, loss
             now = time.perf_counter()
             if progress.began and now - progress.began - tried - progress.audited >= 60 * wanted.minutes:
                 return True
             dear = not found and tried > max(TRIALS_S, TRIALS * (now - progress.began))
             later = 1.0 if found >= NEAR else LATER_DEAR if dear else LATER
-            if enough is None or step < later * last:
+            fell = progress.loss <= FELL * loss
+            if enough is None or (step < later * last and not fell):
                 return False
-            last = step
+            last, loss = step, progress.loss
             found = enough(wanted.passes * step / progress.steps, measure)
             tried += time.perf_counter() - now
             return found >= 1
@@ -405,7 +418,8 @@ def _run_of(
     component = found.find("algorithm", LEARNS)
     shown = wanted.passes * len(turns)
     steps = max(min(math.ceil(wanted.passes), STEPS), math.ceil(shown / STEP))
-    steps = max(steps, min(math.ceil(shown / OFTEN), STEPS_OFTEN)) if often else steps
+    if often:
+        steps = max(steps, min(max(math.ceil(shown / OFTEN), round(wanted.passes * made.updates)), STEPS_OFTEN))
     n = max(1, round(shown / steps))
     updates = max(1, min(n, 1000, round(made.updates * n / len(turns))))
     temperature = float(getattr(settings, "temperature", 1.0))

@@ -135,8 +135,11 @@ class LiveDisplay:
             self._held_out = "" if accuracy is None else f"{percent(accuracy)}% before training{self._sampling}"
         parts = [] if self._announced else [f"run {event.directory}"]
         left = None if event.steps is None else event.steps - event.first_step + 1
-        parts += [] if left is None else [f"{amount(left, 'step')} of training to do"]
-        parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
+        if left == 0:
+            parts += [f"nothing left to train: step {event.steps} of {event.steps} is done"]
+        else:
+            parts += [] if left is None else [f"{amount(left, 'step')} of training to do"]
+            parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
         self._stop_spinner()
         self._say(", ".join(parts) or "started")
         self._open()
@@ -322,8 +325,9 @@ class LiveDisplay:
         if self._steps is None or self._done >= self._steps or not self._step_s:
             return []
         left = (self._steps - self._done) * sum(self._step_s) / len(self._step_s) + self._report_s
+        measured = " with the last measurement" if self._report_s else ""
         checks = " and the checks of the first steps" if self._done <= self._audited else ""
-        return [f"eta {_clock(left)}{checks}"]
+        return [f"eta {_clock(left)}{measured}{checks}"]
 
 
 def _measured(accuracy: float | None, reward: float | None = None) -> str:

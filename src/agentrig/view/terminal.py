@@ -42,6 +42,14 @@ SHORT_ANSWER = 200
 """Characters of an answer that is shown beside its score, although a reply below has the same text."""
 
 
+def _calls(n: int, kept: int) -> str:
+    """Return how many calls a rollout made, and from how many of them training would learn."""
+    made = amount(n, "call")
+    if not n:
+        return made
+    return f"{made}, which training would learn from" if kept == n else f"{made}, training would learn from {kept}"
+
+
 def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     """Return the whole span tree of a rollout, for rich to print: its score and answer first.
 
@@ -54,8 +62,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     row = shown.row
     head = Text(f"rollout {row['id']}", style="bold")
     head.append(f"  task {one_line(cut(row['task_id'], LONGEST_ID))}", style="not bold")
-    counted_calls = f"{amount(row['calls'], 'call')}, {row['triplets']} for training"
-    head.append(f"  {row['duration_s']:.2f} s, {counted_calls}", style="not bold dim")
+    head.append(f"  {row['duration_s']:.2f} s, {_calls(row['calls'], row['triplets'])}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
     _fields(tree, shown.input)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from agentrig.cli.options import (
@@ -21,6 +22,9 @@ from agentrig.cli.options import (
 from agentrig.cli.progress import progress
 from agentrig.figures import amount
 from agentrig.rollouts import Mode
+
+SHIPPED = "mini"
+"""The model that recipes without one of their own use."""
 
 
 @click.command()
@@ -68,7 +72,10 @@ def dev(
         plan.check_algorithm()
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"
-        click.echo(f"{tried}: starting the agent and the model's server …", err=True)
+        click.echo(
+            f"{tried}, answered by {answering(plan, server, checkpoint)}: starting the agent and the model's server …",
+            err=True,
+        )
     with progress(len(tasks)) as shown:
         as_mode: Mode = "train" if trains else "dev"
         found = evaluate(
@@ -83,6 +90,8 @@ def dev(
             begun=shown.begin,
         )
     failed = [rollout for rollout in found.rollouts if rollout.failure]
+    valid = [rollout for rollout in found.rollouts if rollout.failure is None]
+    trained = with_token_ids(valid, plan.build("adapter"))
     if as_json:
         print_json([row_of(r) for r in found.rollouts], indent=2)
     else:
@@ -91,12 +100,12 @@ def dev(
         from agentrig.view.terminal import span_tree
 
         console = Console()
+        kept = {rollout.id: rollout.triplets for rollout in trained}
         for rollout in found.rollouts:
-            console.print(span_tree(rollout, gold=gold))
+            told = attrs.evolve(rollout, triplets=kept.get(rollout.id, ()))  # of a failed one nothing is learned
+            console.print(span_tree(told, gold=gold))
     warning = unseen_calls(found.rollouts)
     if not warning:
-        valid = [rollout for rollout in found.rollouts if rollout.failure is None]
-        trained = with_token_ids(valid, plan.build("adapter"))
         why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
         warning = warning or refused_sampling(trained, sampling_of(plan.configs["algorithm"]), found.sampling)
@@ -111,3 +120,15 @@ def dev(
         click.echo(", ".join(ends) + (f"; next: {again}" if trainable else ""))
     if failed:
         raise SystemExit(1)
+
+
+def answering(plan: Any, server: Any, checkpoint: Path | None) -> str:
+    """Return which model answers, in words."""
+    if server is not None:
+        return f"{server.model} of {server.base_url}"
+    if checkpoint is not None:
+        return str(checkpoint)
+    model = getattr(plan.configs["algorithm"], "model", "")
+    if model == SHIPPED and not Path(model).is_dir():
+        return f"the shipped model {model}, trained for SQL (algorithm.model names another)"
+    return f"algorithm.model = {model}" if model else f"the model of {plan.components['algorithm'].spec.name}"

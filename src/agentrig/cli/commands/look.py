@@ -16,6 +16,7 @@ import attrs
 import click
 
 from agentrig.cli.options import RunPath, json_option, newest_run, print_json
+from agentrig.cli.progress import reading
 from agentrig.errors import AgentrigError
 from agentrig.text import printable
 
@@ -41,10 +42,11 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     agentrig why
     agentrig why runs/mini-20260101-120000 --json
     """
-    from agentrig.view.diagnosis import diagnose, words
-
     try:
-        found = diagnose(run or newest_run("why"))
+        with reading("the run"):
+            from agentrig.view.diagnosis import diagnose, words
+
+            found = diagnose(run or newest_run("why"))
     except AgentrigError as error:
         click.echo(f"agentrig: {printable(str(error))}", err=True)
         context.exit(CANNOT)
@@ -146,16 +148,17 @@ def compare(
       [machines."cpu: x86_64"]
       hour = 0.1
     """
-    from agentrig.view import build_report
-    from agentrig.view.comparison import compare as compare_runs
-    from agentrig.view.prices import read_prices
-
     if not runs:
         raise click.UsageError("name the runs to compare: agentrig compare RUN RUN (of one run: agentrig report)")
     if (gold or binned) and out is None:
         raise click.UsageError(f"{'--gold' if gold else '--binned'} is for the page: name one with --out PAGE.html")
-    table = None if prices is None else read_prices(prices)
-    found = compare_runs(runs, prices=table, each=each)
+    with reading("the runs"):
+        from agentrig.view import build_report
+        from agentrig.view.comparison import compare as compare_runs
+        from agentrig.view.prices import read_prices
+
+        table = None if prices is None else read_prices(prices)
+        found = compare_runs(runs, prices=table, each=each)
     _warn_of_missing(found.rows)
     page = None
     if out is not None:

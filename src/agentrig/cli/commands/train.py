@@ -73,9 +73,6 @@ def train(
     agentrig train mini --watch
     agentrig train mini --otlp http://localhost:4318
     """
-    from agentrig.run import training as run
-    from agentrig.run.resume import resume_plan
-
     if yes:
         os.environ["AGENTRIG_YES"] = "1"
     if from_step is not None and resume is None:
@@ -100,6 +97,8 @@ def train(
             raise ConfigError(
                 "a resumed run keeps its configuration; with --resume you can only give section.key=value"
             )
+        from agentrig.run.resume import resume_plan
+
         plan = resume_plan(resume, overrides=words, observers=senders, from_step=from_step)
     else:
         options["observers"] = [*options["observers"], *senders]
@@ -112,6 +111,8 @@ def train(
         shown["starting"] = display.starting
         plan.registry.add_observer(display, "display")
     folder = resume.parent if resume is not None else Path(plan.run.directory)
+    from agentrig.run import training as run
+
     stays = not as_json and sys.stdin is not None and sys.stdin.isatty()
     with page_of(folder, stays=stays) if watched else nullcontext():
         summary = run.train(plan, resume=resume, from_step=from_step, **shown)

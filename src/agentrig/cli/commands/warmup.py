@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import Number, configured, json_option, make_plan, print_json, typed_again
-from agentrig.cli.progress import progress
+from agentrig.cli.progress import progress, reading
 
 
 @click.command()
@@ -85,8 +85,8 @@ from agentrig.cli.progress import progress
     "--until",
     type=Number(0, 1, min_open=True),
     metavar="SHARE",
-    help="End when that share of sampled answers on training tasks without a label is right (0.2); tried between "
-    "passes, from the first on. All passes by default.",
+    help="End when that share of sampled answers on training tasks without a label is right (0.2); tried from "
+    "the first optimizer step on. All passes by default.",
 )
 @click.option("--lr", type=Number(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width.")
 @click.option(
@@ -136,9 +136,7 @@ def warmup(
     agentrig warmup my-run.toml --plugin my_agent.py --labels 200 --until 0.2 --out models/sorting
     agentrig warmup my-run.toml --labels 500 --parameters 3e5
     """
-    from agentrig.demonstrations import StartPlan
     from agentrig.errors import ConfigError
-    from agentrig.run import warmup as run
 
     own = {name: options.pop(name) for name in _PLANNED}
     own["threads"] = options.pop("threads")
@@ -150,6 +148,9 @@ def warmup(
         names = ", ".join(f"--{name}" for name in of_new)
         raise ConfigError(f"{names}: only for a new model, and --model {model} has its own; leave one of them out")
     plan = make_plan(words, dict(options))
+    from agentrig.demonstrations import StartPlan
+    from agentrig.run import warmup as run
+
     run.check_makes_start(plan)
     if model != "new":
         plan = make_plan([*words, f"algorithm.model={model}"], options)
@@ -199,6 +200,28 @@ def why_ended(made: Any, wanted: Any, until: float | None = None) -> str:
         return f"{after} no more were asked for (--passes)"
     all_passes = math.ceil(made.wall_s / 60 * wanted.passes / made.passes + 0.5)  # somewhat more: steps differ
     return f"{after} --minutes {wanted.minutes:g} was over; for all passes on this machine: --minutes {all_passes}"
+
+
+FAR = 0.3
+"""An accuracy so much above `--until` leaves less to learn than was asked for."""
+
+
+def far_past(tried: Sequence[float], until: float, labels: int) -> str:
+    """Return that the accuracy jumped far past `until`, and what to do; '' if it did not.
+
+    Args:
+        tried: The accuracies of the tries, the last one of the model that is kept.
+        labels: How many tasks were demonstrated.
+    """
+    if tried[-1] < until + FAR:
+        return ""
+    went = f"to {tried[-1]:.0%} before the first try"
+    if len(tried) > 1:
+        went = f"from {tried[-2]:.0%} to {tried[-1]:.0%} between two tries"
+    return (
+        f"accuracy went {went}, far past --until {until:g}: there is little left to learn. "
+        f"Use fewer labels: --labels {max(1, labels // 3)}"
+    )
 
 
 def no_better_than_guessing(share: float, accuracy: float, n: int) -> str:
@@ -271,7 +294,8 @@ def _make(
             return evaluate(plan, tasks=tasks, checkpoint=model, n=n, keep=True, **told, **sampling)
 
     run.check_context(settings, wanted.context)
-    labels = run.choose_labels(plan, n, seed=wanted.seed)
+    with reading("the tasks"):
+        labels = run.choose_labels(plan, n, seed=wanted.seed)
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     note = f", {labels.note}" if labels.note else ""
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}{note}")
@@ -329,6 +353,9 @@ def _make(
     )
     unreached = "" if until is None or reached() else f"no try of the model reached --until {until:g}: "
     click.echo(f"{unreached}{why_ended(made, wanted, until if reached() else None)}")
+    accuracies = [accuracy for accuracy, _ in tried]
+    if until is not None and tried and (far := far_past(accuracies, until, len(labels.tasks))):
+        click.echo(far)
     limit = getattr(settings, "max_tokens", None)
     if limit is not None and limit < made.longest_reply:
         click.echo(
