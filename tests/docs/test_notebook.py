@@ -34,7 +34,9 @@ def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, mon
     assert [texts(found) for found in stored] == [texts(found) for found in outputs], (
         "the notebook has other outputs: python tests/support/notebook.py"
     )
-    assert any("Nothing held learning back." in line for found in outputs for line in found[0].get("text", ()))
+    assert any(
+        "No fault was found, and the run got better." in line for found in outputs for line in found[0].get("text", ())
+    )
     run, _, figures, plot, means, failures, worse, turns, tokens, calls, reply = shown
     assert run._repr_html_().count("data:image/png;base64,") == 4
     assert list(figures.columns) == ["reward", "response_tokens", "algorithm.loss"]

@@ -309,10 +309,13 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     line = f"run-0, run-1, run-2, on the same 40 held-out tasks: mean accuracy {one} against {three} (exact test p "
     note = runs.table().note.splitlines()
     assert line in note[0]
-    assert note[1] == "p: chance among tasks, for these runs; other seeds may differ more."
+    assert (
+        note[1]
+        == "p: chance among tasks, for these runs; other seeds may differ more, so the ranges must not overlap, either."
+    )
     note = compare([*seeds, other], each=True).table().note.splitlines()
     assert note[3].endswith(
-        "may differ more. Without any difference, about one of 20 such tests is significant by chance."
+        "must not overlap, either. Without any difference, about one of 20 such tests is significant by chance."
     )
 
 

@@ -507,6 +507,12 @@ RECORDED: Mapping[str, Recorded] = {
         said=["More steps would hardly help", "6 of the 6 tasks whose", "a longer warm-up"],
         unsaid=["rain for more steps"],
     ),
+    "tasks that were tried at the end only say nothing of the start": Recorded(
+        right=[*[[1] * 4 + [0] * 2] * 9, *[[5] * 2 + [0] * 13] * 3],
+        entropy=[0.5] * 12,
+        said=["More steps would hardly help", "in no rollout"],
+        unsaid=["were never right in", "a longer warm-up"],
+    ),
     "an update destroys the policy before all tasks were tried": Recorded(
         right=[[6] * 8 + [0] * 8, *[[0] * 16] * 4],
         causes=["learning-rate-too-large", "entropy-collapse"],

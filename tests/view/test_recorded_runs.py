@@ -103,7 +103,7 @@ def test_the_command_prints_it_and_its_exit_status_says_whether_something_was_wr
     causes = [problem["cause"] for problem in json.loads(as_json.stdout)["problems"]]
     assert causes == ["overlong-prompts", "failures", "call-errors"]
     healthy = CliRunner().invoke(main, ["why", str(runs["healthy: solved"])])
-    assert (healthy.exit_code, "Nothing held learning back." in healthy.stdout) == (0, True)
+    assert (healthy.exit_code, "No fault was found, and the run got better." in healthy.stdout) == (0, True)
     none = CliRunner().invoke(main, ["why", str(tmp_path / "nothing")])
     assert none.exit_code == 2
     assert "there is no run directory" in none.stderr
@@ -116,7 +116,7 @@ def test_the_report_shows_the_same_text(runs: Mapping[str, Path]) -> None:
     for problem in diagnose(run).problems:
         assert f"<b>{problem.cause}</b>" in page
         assert all(line in html.unescape(page) for line in details(problem))
-    assert "Nothing held learning back." in render([read_run(runs["healthy: it learns"])])
+    assert "No fault was found, and the run got better." in render([read_run(runs["healthy: it learns"])])
 
 
 def test_every_cause_is_on_the_page() -> None:

@@ -123,6 +123,7 @@ class Loop:
             if session.checkpoint is None and settings.validate_every:
                 self._validate(0)
 
+            session.start_clock()  # the learner's load and the first transfer are no part of a step
             step, ahead, enough = session.first_step - 1, None, False
             while step < settings.steps and not (session.stopping or session.solved or enough):
                 step += 1

@@ -174,7 +174,7 @@ class RunSession:
                 directory=self.directory, config=self.plan.as_dict(), steps=steps, first_step=self.first_step
             ),
         )
-        self._start_clock()
+        self.start_clock()
 
     def advice(self) -> str:
         """Return what a run that was stopped has lost, and the command that goes on."""
@@ -434,7 +434,7 @@ class RunSession:
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
                 self._note_progress(validation_before=found.accuracy, validation_reward_before=found.reward)
-            self._start_clock()
+            self.start_clock()
         else:
             self._validated = found
         self._first_validation = self._first_validation or rollouts
@@ -483,7 +483,7 @@ class RunSession:
             self.note(room)
         self.measuring = "after" if when == "after" else ""  # the run ends
         self.keeps_end = self.keeps_end and when == "before"
-        self._start_clock()
+        self.start_clock()
         return found.accuracy
 
     @property
@@ -522,7 +522,7 @@ class RunSession:
         if books.wrong:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
-        self._start_clock()
+        self.start_clock()
         self.checking = step if self.auditing.takes(step) else 0
         if self.stopping and self.checking:
             log.info("checking step %d, then its checkpoint; Ctrl-C once more ends at once, without them", step)
@@ -540,10 +540,10 @@ class RunSession:
         """Close a step of an algorithm that does not use this session, and does not say what it did with the calls."""
         self._validated = Measurement.of(validated) if validated else None
         self._close_step(step, {}, {}, self._ledger.close(None, step=step), {})
-        self._start_clock()
+        self.start_clock()
         self._name_step_after(step)
 
-    def _start_clock(self) -> None:
+    def start_clock(self) -> None:
         """Begin to count the seconds of a step: what came before is no part of it."""
         self._step_start, self._proven_before = time.perf_counter(), self.delivery.step.seconds
 

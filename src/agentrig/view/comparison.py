@@ -70,7 +70,7 @@ POOLED = (
     "is that of the mean over the held-out tasks."
 )
 REPEATED = "Runs of the same settings and the same seed are repeats: they say nothing about other seeds."
-TESTED = "p: chance among tasks, for these runs; other seeds may differ more."
+TESTED = "p: chance among tasks, for these runs; other seeds may differ more, so the ranges must not overlap, either."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
 CHAINED = "What a run spent leaves out the runs that it came from."
 

@@ -72,7 +72,7 @@ OF_SAMPLES = {
 TOLD_FIRST = (weights.audited, policy.collapsed, groups.zero_variance, groups.unsolved)
 """Those whose warnings come before others: what the auditor found, and trends."""
 
-NOTHING_WRONG = "Nothing held learning back."
+NOTHING_WRONG = "No fault was found, and the run got better."
 """What is said about a run without problems that got better for certain."""
 
 NOT_YET = "The run goes on, and has not ended step 1: it still starts, measures before training, or is in that step."

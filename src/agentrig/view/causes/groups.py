@@ -135,9 +135,10 @@ def unsolved(evidence: Evidence) -> Iterator[Finding]:
     last = mean(values[-quarter(values) :]) or 0.0
     never = evidence.never_right
     if shown and last > ZERO_VARIANCE_LIMIT and never and not evidence.none_right:
-        tried = len({task for facts in evidence.steps for task in facts.tried})
+        tried = [task for facts in evidence.steps for task in facts.tried]
         were = "was" if len(never) == 1 else "were"
-        yield Finding("warn", f"{count(len(never))} of {amount(tried, 'training task')} {were} right in no rollout")
+        text = f"{count(len(never))} of {amount(len(set(tried)), 'training task')} {were} right in no rollout"
+        yield Finding("warn", f"{text}; each was tried in one step only" if len(tried) == len(set(tried)) else text)
 
 
 def _left(evidence: Evidence, latest: Sequence[int]) -> str:
@@ -210,9 +211,13 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
 
 
 def better_start(evidence: Evidence, late: Sequence[StepFacts]) -> str:
-    """Return what to do where most tasks that are still wrong were never right: no setting of training helps these."""
+    """Return what to do where most tasks that are still wrong were never right: no setting of training helps these.
+
+    A task that was tried in the late steps only says nothing of the start: the policy had changed by then.
+    """
     stuck = {task for facts in late for task in facts.stuck}
-    never = stuck & evidence.never_right
+    before = {task for facts in evidence.steps if facts.step < late[0].step for task in facts.tried} if late else set()
+    never = stuck & before & evidence.never_right
     if 2 * len(never) <= len(stuck):
         return ""
     return (
