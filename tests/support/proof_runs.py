@@ -64,6 +64,9 @@ class ProofSession:
     def record_start(self, digest: str) -> None:
         self.start_weights = digest
 
+    def start_clock(self) -> None:
+        """Nothing of it is timed."""
+
     def rollouts(self, tasks: Any, *, n: int, endpoint: Any, step: int, mode: Any = "train", **_: Any) -> list[Rollout]:
         (endpoint,) = [endpoint] if isinstance(endpoint, Endpoint) else endpoint
         assert endpoint.token_ids

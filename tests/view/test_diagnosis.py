@@ -629,6 +629,21 @@ def console_text(*parts: Any) -> str:
     return "\n".join(str(part) for part in parts)
 
 
+@pytest.mark.parametrize(("trained", "causes"), [(1, ["credit-leaves-out"]), (6, [])])
+def test_a_credit_that_learns_from_few_of_the_groups_whose_rewards_differ_is_named(
+    tmp_path: Path, trained: int, causes: list[str]
+) -> None:
+    run = Recorded(right=[[4] * 6] * 8).write(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["calls"] = {"recorded": 48, "trained": trained, "dropped": {"left-out-by-credit": 48 - trained}}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = diagnose(read_run(run))
+    assert [problem.cause for problem in found.problems] == causes
+    said = "the credit gave 8 of 384 calls a worth, so it learned from at most 8 of the 48 groups whose rewards differ"
+    assert (said in str(found)) == bool(causes)
+
+
 def test_the_auditors_words_come_first_and_trends_before_other_warnings(tmp_path: Path) -> None:
     run = RECORDED["a run that gained stopped exploring"].write(tmp_path / "run")
     noted: dict[str, Any] = {"manifest": {"warnings": ["two are alike"]}, "summary": {"audited": {"faults": ["x"]}}}

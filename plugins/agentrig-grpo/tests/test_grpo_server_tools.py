@@ -149,7 +149,7 @@ def test_a_run_of_the_openai_client_is_recorded_with_its_ids_and_shown(models, u
     )
     lines = [line.strip("│├└─ ") for line in span_text(rollout).splitlines()]
     assert sum(line.endswith("tools add") for line in lines) == 3
-    assert lines.count(f"tool call: add({ARGUMENTS})") == 1
+    assert not any(line.startswith("tool call: add") for line in lines), "the reply above is the same"
     assert lines.count(f"reply: add({ARGUMENTS})") == 2
     assert lines.count("tool: 5") == 1
     assert "reply: it is 5" in lines

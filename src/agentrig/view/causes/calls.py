@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agentrig.figures import count, number
-from agentrig.ledger import CALL_ERROR, LEFT_OUT_BY_ADAPTER, NO_TOKEN_IDS, OTHER_SERVER, UNMATCHED_NODE
+from agentrig.ledger import (
+    CALL_ERROR,
+    LEFT_OUT_BY_ADAPTER,
+    LEFT_OUT_BY_CREDIT,
+    NO_TOKEN_IDS,
+    OTHER_SERVER,
+    UNMATCHED_NODE,
+)
 from agentrig.text import amount
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
@@ -16,6 +23,9 @@ from agentrig.view.reading import RunData, dig
 
 MOST = 0.6
 """If an adapter leaves out more than this share of the calls and the run does not get better, it is named."""
+
+HALF = 0.5
+"""If a credit gives no call of more of the groups with unlike rewards a worth, it is named: these are what teaches."""
 
 REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
     UNMATCHED_NODE: (
@@ -157,6 +167,7 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
     for reason in (UNMATCHED_NODE, LEFT_OUT_BY_ADAPTER):
         if at_least(reasons[reason], recorded) > MOST and not gained(evidence):
             yield _left_out(evidence, reason, reasons[reason], recorded)
+    yield from _worthless(evidence, sums)
     for reason in (CALL_ERROR, NO_TOKEN_IDS):
         if at_least(reasons[reason], recorded) > PART_LIMIT:
             cause, why, settings, advice = REASONS[reason]
@@ -186,6 +197,24 @@ def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Find
         settings=settings,
         advice="If these calls decide the answer, training the others cannot change the reward. Train these too.",
         explains=("learning-rate-too-large", "learning-rate-too-small", "zero-variance-groups", "low-entropy"),
+    )
+
+
+def _worthless(evidence: Evidence, sums: Mapping[str, int]) -> Iterator[Finding]:
+    """Name a credit that learns nothing from most groups whose rewards differ, in a run that did not get better."""
+    unlike, trained = evidence.total("groups") - evidence.total("same"), sums.get("trained", 0)
+    left = sums.get(f"dropped: {LEFT_OUT_BY_CREDIT}", 0)
+    if not left or at_least(max(0, unlike - trained), unlike) <= HALF or gained(evidence):
+        return
+    yield problem(
+        "credit-leaves-out",
+        f"the credit gave {count(trained)} of {count(left + trained)} calls a worth, so it learned from at most "
+        f"{count(trained)} of the {count(unlike)} groups whose rewards differ",
+        seen=(left, left + trained, "calls"),
+        since=_first(evidence, LEFT_OUT_BY_CREDIT),
+        settings=("credit.use",),
+        advice="Look at the credit: agentrig watch says of each call whether it was trained.",
+        explains=("learning-rate-too-small", "weights-unchanged"),
     )
 
 
