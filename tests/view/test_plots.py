@@ -60,13 +60,6 @@ def test_the_first_step_has_its_number_and_a_dot_is_not_hidden_by_a_diamond(tmp_
     assert labels[:2] == ["training, each step", "mean of up to 2 steps"]
 
 
-def test_all_plots_have_the_same_steps_below_them_also_of_a_run_with_one(tmp_path: Path) -> None:
-    for steps in (1, 3):
-        drawn = plots_of([read_run(write_run(tmp_path / str(steps), steps=steps))])
-        ends = [json.loads(points_of(plot)) for plot in drawn]
-        assert {(each["from"], each["to"]) for each in ends} == {(0, steps)}
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_validations_of_one_run_are_joined_in_both_curves(tmp_path: Path, n: int) -> None:
     runs = [read_run(write_run(tmp_path / f"run-{i}", steps=8)) for i in range(n)]

@@ -111,7 +111,6 @@ class Plot:
         caption: What it shows; empty if the title says it.
         axis: What the x axis has, a key of `AXES`.
         window: The part of the x axis that is shown; None for all.
-        ends: The ends of the x axis, where all is shown; None for those of the lines.
         more: Whether few need it, so that a page folds it.
     """
 
@@ -122,7 +121,6 @@ class Plot:
     caption: str = ""
     axis: str = "step"
     window: tuple[float, float] | None = None
-    ends: tuple[float, float] | None = None
     more: bool = False
 
     @property
@@ -237,8 +235,7 @@ def plots_of(
     places = [figures.places(run, axis) for run in runs]
     shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
     shown = [_placed(plot, axis, places, window) for plot in shown if plot.lines]
-    xs = [x for plot in shown for line in plot.lines for x in (line.xs[0], line.xs[-1])]
-    return [attrs.evolve(plot, ends=(min(xs), max(xs))) for plot in shown if plot.lines]
+    return [plot for plot in shown if plot.lines]
 
 
 def _placed(

@@ -71,8 +71,7 @@ def _framed(plot: Plot) -> tuple[list[Line], Frame]:
     """Return the lines as they are drawn, and the ranges of the axes."""
     lines = [_thinned(line) for line in plot.lines]
     values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
-    own = min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines)
-    first, last = plot.window or plot.ends or own
+    first, last = plot.window or (min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines))
     low = min(0.0, *values) if plot.from_zero and plot.window is None else min(values)
     least = 1.0 if all(float(value).is_integer() for value in values) else 0.0  # there is no half of a rollout
     frame = Frame.around(first, last, low, max(values), plot.axis, least)
