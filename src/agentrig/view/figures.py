@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import SIGNIFICANT, amount, duration, mean, number, sign_test, unaudited_s, wilson
+from agentrig.figures import amount, duration, judged, mean, number, sign_test, unaudited_s, wilson
 from agentrig.figures import machine as named_machine
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import ENDED
@@ -36,15 +36,8 @@ ALL_AT_0 = ("run.train_tasks", "run.validation_tasks", "run.report_tasks", "hard
 
 
 def chance(better: int, worse: int) -> str:
-    """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`.
-
-    Near the limit, p has as many digits as it takes to differ from it.
-    """
-    p, digits = sign_test(better, worse), 2
-    while digits < 6 and round(p, digits) == SIGNIFICANT:
-        digits += 1
-    value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
-    return f"sign test p {value}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
+    """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`."""
+    return f"sign test {judged(sign_test(better, worse))}"
 
 
 def setting_text(key: str, value: Any) -> str:

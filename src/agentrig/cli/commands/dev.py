@@ -23,9 +23,6 @@ from agentrig.cli.progress import progress
 from agentrig.figures import amount
 from agentrig.rollouts import Mode
 
-SHIPPED = "mini"
-"""The model that recipes without one of their own use."""
-
 
 @click.command()
 @configured
@@ -124,6 +121,8 @@ def dev(
 
 def answering(plan: Any, server: Any, checkpoint: Path | None) -> str:
     """Return which model answers, in words."""
+    from agentrig.doctor.content import SHIPPED
+
     if server is not None:
         return f"{server.model} of {server.base_url}"
     if checkpoint is not None:
