@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from agentrig.device_memory import give_memory_back, out_of_device_memory, shortage
+from agentrig import device_memory
+from agentrig.device_memory import give_memory_back, held_here, out_of_device_memory, shortage
 from agentrig.errors import AgentrigError, OutOfMemory, RunStopped, exhausted, memory_named
 
 TORCH = (
@@ -74,3 +79,29 @@ def test_memory_is_given_back_on_devices_that_have_a_cache(monkeypatch: pytest.M
     give_memory_back(torch.device("cuda", 0))
     assert called[-1] == "empty_cache"
     assert set(called[:-1]) == {"cuda"}
+
+
+@pytest.mark.parametrize(
+    ("on_host", "counted", "held"),
+    [(True, 9, 9), (True, None, 5.5), (True, 3, 4), (False, 9, 5.5)],
+    ids=["by nvml", "nvml has no number", "nvml lags", "a container"],
+)
+def test_what_a_process_holds_is_counted_by_nvml_or_by_torch(monkeypatch, tmp_path, on_host, counted, held) -> None:
+    torch = pytest.importorskip("torch")
+    assert held_here("cpu") is None
+    gib = 1 << 30
+    others = SimpleNamespace(pid=os.getpid() + 1, usedGpuMemory=40 * gib)
+    own = SimpleNamespace(pid=os.getpid(), usedGpuMemory=counted and counted * gib)
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID={"GPU-a-b": "the card"}.__getitem__,
+        nvmlDeviceGetComputeRunningProcesses={"the card": [others, own]}.__getitem__,
+        NVMLError=RuntimeError,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    monkeypatch.setattr(device_memory, "HOST_PIDS", namespace if on_host else namespace + 1)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4 * gib)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a-b"))
+    assert held_here("cuda:0") == held * gib

@@ -1,8 +1,16 @@
-"""Device memory that has run out: what was asked for and who holds what, from the words of the library that failed."""
+"""Who holds what of a device's memory: this process, and all, by the words of a library that had too little."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
+
+HOST_PIDS = 0xEFFFFFFC
+"""The inode of the host's own namespace of process ids (Linux's PROC_PID_INIT_INO): NVML counts by these ids."""
+
+LIBRARIES = 3 << 29
+"""Bytes that a process is taken to hold beside torch's where nothing counts them: CUDA itself, libraries, graphs."""
 
 GONE = re.compile(
     r"(?:CUDA|NPU|HIP|XPU|MPS)(?: \w+)? ?(?:error)?:? ?out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|"
@@ -60,6 +68,44 @@ def give_memory_back(device: object) -> None:
     kind = torch.device(str(device)).type
     if kind != "cpu" and torch.get_device_module(kind).is_available():
         torch.get_device_module(kind).empty_cache()
+
+
+def held_here(device: object) -> int | None:
+    """Return the bytes of a device that this process holds; None for one that is no CUDA device.
+
+    NVML counts them for each process, but not by the ids that a container has: there it is what torch holds and
+    `LIBRARIES`, rather more than there is.
+    """
+    import torch
+
+    place = torch.device(str(device))
+    if place.type != "cuda":
+        return None
+    reserved = int(torch.cuda.memory_reserved(place))
+    uuid = f"GPU-{torch.cuda.get_device_properties(place).uuid}"
+    return max(reserved, counted_by_nvml(uuid) or reserved + LIBRARIES)
+
+
+def counted_by_nvml(uuid: str) -> int | None:
+    """Return the bytes of a device that NVML counts for this process; None where it can't tell."""
+    try:
+        if Path("/proc/self/ns/pid").stat().st_ino != HOST_PIDS:
+            return None
+        import pynvml  # type: ignore[import-untyped]
+    except (OSError, ImportError):  # no Linux, or no such package
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        every = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        own = (each.usedGpuMemory for each in every if each.pid == os.getpid())
+        return next(own, None)
+    except pynvml.NVMLError:  # a slice of a device, which has another name
+        return None
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _bytes(found: re.Match[str] | None) -> float | None:

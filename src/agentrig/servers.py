@@ -210,5 +210,20 @@ class Lending(Protocol):
         """
 
 
+@runtime_checkable
+class Measuring(Protocol):
+    """A server with this method too can tell what it holds of the learner's device, where other programs take some."""
+
+    def device_memory(self) -> int | None:
+        """Return the bytes of the learner's device that its processes hold, rather too many than too few.
+
+        Called when every address answers. `agentrig.device_memory.held_here` counts them in a process. None if they
+        can't be counted: then what others take of the device while the server starts counts as the server's.
+
+        Raises:
+            ServerError: It has died.
+        """
+
+
 MakeServer = Callable[[ServerPlan], Server]
 """What `ServerSpec.build(config)` returns, `Session.server` is, and an algorithm's `serve` gets as `server`."""

@@ -132,10 +132,12 @@ CASES = (
          rows="8x4x816+64", take=40.0, limit_s=80),
     Case(name="take-sleep", about="another process takes all that is free while the server sleeps and wakes",
          expects="either", steps=4, keys=("algorithm.server_sleep=true",), take=1000.0, limit_s=80),
-    Case(name="adapters-24", about="24 GiB free, 32x4, 1.5B with adapters of rank 16", expects="end", shape="1.5b",
-         rows="32x4x816+128", keys=("algorithm.lora_rank=16",), leave=24.0, limit_s=120),
-    Case(name="free-24", about="24 GiB free, 32x4, 0.5B by default", expects="end", shape="0.5b",
-         rows="32x4x816+128", server="vllm", leave=24.0, limit_s=110),
+    Case(name="adapters-24", about="24 of 52 GiB by a limit, 32x4, 1.5B with adapters of rank 16", expects="end",
+         shape="1.5b", rows="32x4x816+128", keys=("algorithm.lora_rank=16", "hardware.memory_gib=24"), leave=52.0,
+         beside="24", limit_s=150),
+    Case(name="free-24", about="24 of 52 GiB by a limit, 32x4, 0.5B by default, beside the one before", expects="end",
+         shape="0.5b", rows="32x4x816+128", keys=("hardware.memory_gib=24",), server="vllm", leave=52.0, beside="24",
+         limit_s=150),
 )  # fmt: skip
 
 

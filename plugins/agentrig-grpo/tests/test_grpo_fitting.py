@@ -404,11 +404,43 @@ def test_a_server_that_takes_more_than_planned_makes_passes_smaller(monkeypatch,
     assert sums_hold(attrs.evolve(plan.fitting, device=fitting(others=max(extra, 0)).device), plan.choice)
 
 
+def test_what_another_run_takes_while_a_server_starts_is_not_the_servers(monkeypatch, caplog) -> None:
+    """Two runs with a limit start at once on one card: the server says what it holds, the rest is the other run's."""
+    plan, learner = begun(model="0.5B", card="141", limit=24, says=POOLED)
+    assert not plan.choice.sleeps
+    before, choice = plan.fitting.device, plan.choice
+    own, others = plan.fitting.server.memory(choice.cache), 20 * GIB
+    now = attrs.evolve(before, others=before.others + own + others)
+    monkeypatch.setattr(planning, "measured", lambda *_: now)
+    plan.server = SimpleNamespace(device_memory=lambda: None)
+    with pytest.raises(ConfigError, match=r"its server, or what others took while it started, takes \d\d\.\d GiB"):
+        plan.started(learner)
+
+    plan, learner = begun(model="0.5B", card="141", limit=24, says=POOLED)
+    plan.server = SimpleNamespace(device_memory=lambda: own + GIB // 8)  # rather too much than too little
+    plan.delivered(learner)
+    assert (plan.fitting.device.others, plan.fitting.server.memory()) == (
+        before.others + others - GIB // 8,
+        own + GIB // 8,
+    )
+    assert plan.choice.tokens == choice.tokens
+    here = 2 * GIB
+    monkeypatch.setattr(planning, "held_here", lambda device: here)
+    now = attrs.evolve(now, others=now.others + 30 * GIB)  # the other run goes on
+    plan.delivered(learner)
+    assert "the run has" not in caplog.text
+    here = 24 * GIB
+    plan.delivered(learner)
+    assert f"memory_gib = 24: the run has {(here + own) / GIB + 1 / 8:.1f} GiB" in caplog.text
+
+
 def test_a_server_that_leaves_nothing_ends_the_run_with_the_numbers(monkeypatch) -> None:
     plan, learner = begun()
     now = attrs.evolve(plan.fitting.device, others=70 * GIB)
     monkeypatch.setattr(planning, "measured", lambda device, limit: now)
-    with pytest.raises(ConfigError, match=r"9\.2 GiB of cuda are free for it: .* its server takes 69\.5 GiB"):
+    with pytest.raises(
+        ConfigError, match=r"9\.2 GiB of cuda are free for it: .* its server, or what .*, takes 69\.5 GiB"
+    ):
         plan.started(learner)
 
 

@@ -108,7 +108,11 @@ def test_shared_tokens_in_bf16_are_within_the_noise_of_two_unshared_layouts(make
     ids=str,
 )
 def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, tokenizer, tmp_path, dtype, more):
-    """Within a tenth of what torch's allocator counts, in the second step."""
+    """Of what torch's allocator counts in the second step; what a plan keeps free is never less.
+
+    With the head's kernels it is never too small, and up to 30% too large for a model of 50 MB: see
+    `agentrig_grpo.memory` for why. Else it is within a tenth.
+    """
     checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
     config = GrpoConfig(tokens_per_batch=8192, group_size=4, max_tokens=256, **more)
     fit = {"dtype": dtype, "device": "cuda", "attention": "sdpa"}
@@ -123,7 +127,9 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     learner.update(samples, step=2)
     peak = torch.cuda.max_memory_allocated() - before
     print(f"\n{dtype} {more}: estimated {need.peak / 2**20:.0f} MiB, measured {peak / 2**20:.0f} MiB")
-    assert need.peak == pytest.approx(peak, rel=0.1)
+    least, most = (1.0, 1.3) if dtype == "bfloat16" and "lora_rank" not in more else (0.9, 1.1)
+    assert least * peak <= need.peak <= most * peak
+    assert peak <= need.room
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from agentrig import Triplet
@@ -160,3 +161,16 @@ def test_only_a_plain_linear_head_in_bf16_on_a_gpu_is_computed_by_its_kernels(ma
     hidden = torch.zeros(1, model.config.hidden_size)
     assert not head.fits(model.get_output_embeddings(), hidden)
     assert not head.fits(model.to(torch.bfloat16).get_output_embeddings(), hidden.bfloat16())
+
+
+def test_an_estimate_of_memory_computes_the_head_by_torchs_operations(monkeypatch):
+    """In fp32, as `agentrig_grpo.memory` says: by the kernels the estimate of some updates was less than they took."""
+    monkeypatch.setattr(head, "has_triton", lambda: True)
+    mode = FakeTensorMode()
+    linear = torch.nn.Linear(8, 16, bias=False, device="meta")
+    weight, hidden = (
+        FakeTensor(mode, torch.empty(rows, 8, device="meta", dtype=torch.bfloat16), torch.device("cuda:0"))
+        for rows in (16, 3)
+    )
+    linear.weight = torch.nn.Parameter(weight)
+    assert not head.fits(linear, hidden)

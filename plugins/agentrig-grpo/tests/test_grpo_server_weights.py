@@ -16,6 +16,8 @@ from agentrig_grpo.server.handle import ServerError
 from embedded_servers import embedded
 from quick import quick_first
 
+from agentrig.servers import Measuring
+
 KINDS = {"qwen2": {}, "llama": {"attention_bias": True, "tie_word_embeddings": False}, "gpt2": {}}
 
 
@@ -86,6 +88,13 @@ def test_weights_that_do_not_fit_change_nothing(served, how):
     fitting = answer(server)
     assert fitting[0] == "v5"
     assert fitting[2] != before[2]
+
+
+def test_a_server_says_what_it_holds_of_a_device_that_counts(served):
+    server, _ = served
+    assert isinstance(server, Measuring)
+    assert server.device_memory() is None, "a CPU"
+    assert answer(server)
 
 
 def test_transfers_leave_no_file_and_no_memory_behind(served):

@@ -21,6 +21,7 @@ from doors import Door, problems
 
 from agentrig.delivery.digests import digests
 from agentrig.processes.servers import ServerError
+from agentrig.servers import Measuring
 
 
 @pytest.mark.slow
@@ -85,6 +86,17 @@ def test_new_weights_arrive_bit_by_bit_and_their_version_is_in_the_answers(serve
         once = ["pause wait False", "agentrig_begin", "agentrig_missing", "reset_prefix_cache", "resume"]
         assert order == once * 2
         assert (made.context, made.dtype) == (48, "bfloat16")
+
+
+def test_vllms_worker_says_what_it_holds_of_the_learners_gpu(server, monkeypatch):
+    with server() as made:
+        assert made.device_memory() is None, "nothing is counted on a CPU"
+    monkeypatch.setenv("STAND_IN_HOLDS", str(21 << 30))
+    with server() as made:
+        assert isinstance(made, Measuring)
+        assert made.device_memory() == 21 << 30
+        made._config = attrs.evolve(made._config, device=1)
+        assert made.device_memory() == 0, "it computes on another GPU"
 
 
 def adapters(model, rank, seed):

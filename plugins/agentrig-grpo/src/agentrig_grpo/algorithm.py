@@ -75,9 +75,10 @@ class Grpo:
         return attrs.evolve(plan, adapters=self.config.lora_rank if self._memory.choice.lent else 0)
 
     def borrow(self, server: Server) -> None:
-        """Let the learner read the server's frozen weights, where the memory plan says so."""
-        if self._memory is not None and self._memory.choice.lent:
-            self._server = server
+        """Let the memory plan ask the server what it holds, and the learner read its weights where the plan says so."""
+        if self._memory is not None:
+            self._memory.server = server
+            self._server = server if self._memory.choice.lent else None
 
     def _plan_memory(self, hardware: Hardware, says: ServerMemory | None, calls: int = 0) -> MemoryPlan:
         """Return the memory plan of the learner and of a server, None for one whose memory is not planned."""

@@ -226,6 +226,7 @@ class Fitting:
         group: Tokens of a whole group, see `group_length`.
         begun: What the server has started with: only passes and layers may still be chosen.
         factor: Activations that were measured, over those that were estimated.
+        owner: Whose memory `server` is, in words.
     """
 
     config: LearnerConfig
@@ -237,6 +238,7 @@ class Fitting:
     group: int
     begun: Choice | None = None
     factor: float = 1.0
+    owner: str = "its server"
 
     def choose(self) -> Choice:
         """Return the cheapest choice that fits.
@@ -376,13 +378,13 @@ class Fitting:
         what = (
             f"an update needs about {in_gib(need.room)} of memory, and "
             f"{in_gib(max(0, self.left(tightest)))} of {self.device.name} are free for it{limit}: it has "
-            f"{in_gib(self.device.total)}{others}; its server takes "
+            f"{in_gib(self.device.total)}{others}; {self.owner} takes "
             f"{in_gib(self.serving(tightest).memory(tightest.cache))}"
             f"{asleep}; {parts.describe()}, with tokens_per_batch = {tightest.tokens}.\n  "
         )
         if need.room <= self.left(tightest):  # then it is the time between updates
             what = (
-                f"between updates the learner needs {in_gib(need.between)} and its server "
+                f"between updates the learner needs {in_gib(need.between)} and {self.owner} "
                 f"{in_gib(self.serving(tightest).memory(tightest.cache))}, and {in_gib(self.device.budget)} of "
                 f"{self.device.name} are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
             )

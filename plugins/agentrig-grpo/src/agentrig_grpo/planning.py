@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.device_memory import in_gib
+from agentrig.device_memory import held_here, in_gib
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import CONTEXT, GIB, PASSES, DeviceMemory, ModelShape, ServerNeed
+from agentrig.servers import Measuring, Server, ServerMemory
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.fitting import (
     CPU_PASS,
@@ -29,7 +30,6 @@ from agentrig_grpo.fitting import (
 from agentrig_grpo.model_files import stored_in
 
 if TYPE_CHECKING:
-    from agentrig.servers import ServerMemory
     from agentrig_grpo.learner import Learner
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,14 @@ class MemoryPlan:
     Attributes:
         chunk: Most logits at once.
         known: Whether the need of an update was estimated: a small one is not, nor one that can't be.
+        server: The run's server, once it was asked to start.
     """
 
     fitting: Fitting
     choice: Choice
     chunk: int
     known: bool = True
+    server: Server | None = None
     _started: bool = attrs.field(default=False, init=False)
     _exceeded: bool = attrs.field(default=False, init=False)
 
@@ -131,6 +133,8 @@ class MemoryPlan:
             now = measured(device.name)
             # This process's own part of the device was in use already when `others` was measured.
             taken = now.others + now.reserved - max(0, device.others - CONTEXT)
+            if taken > device.limit:  # perhaps by others
+                taken = min(taken, self._counted() or taken)
             if taken > device.limit:
                 self._exceeded = True
                 log.warning(
@@ -146,8 +150,23 @@ class MemoryPlan:
             return
         # What is taken beside torch here is the server's, what others held before, and what they took since.
         taken = measured(device.name, device.limit).others - device.others - server.transfer + server.of_torch
-        self._measured(server=attrs.evolve(server, given=max(taken, server.memory(self.choice.cache))))
+        counted = self._of_server()
+        own = taken if counted is None else min(taken, counted)
+        self._measured(
+            device=attrs.evolve(device, others=device.others + taken - own),
+            server=attrs.evolve(server, given=max(own, server.memory(self.choice.cache))),
+            owner="its server" if counted is not None else "its server, or what others took while it started,",
+        )
         self._choose(learner, self.fitting.choose())
+
+    def _counted(self) -> int | None:
+        """Return the bytes of the device that this process and its server hold; None where they can't be counted."""
+        server = self._of_server()
+        here = None if server is None else held_here(self.fitting.device.name)
+        return None if server is None or here is None else server + here
+
+    def _of_server(self) -> int | None:
+        return self.server.device_memory() if isinstance(self.server, Measuring) else None
 
     def updated(self, learner: Learner, most: int) -> None:
         """Choose again, now that an update has been measured: it held at most `most` bytes."""

@@ -212,6 +212,13 @@ class VllmServer:
 
     # --- memory and health ------------------------------------------------------------------------
 
+    def device_memory(self) -> int | None:
+        """Return the bytes that vLLM holds of the learner's GPU; see `agentrig.servers.Measuring`."""
+        if self._place:  # it computes on another one
+            return 0
+        found: int | None = self._order("tell its memory", order="memory")["bytes"]
+        return found
+
     def sleep(self) -> None:
         """Give the GPU's memory to the learner; the weights go too, and `take` brings new ones."""
         self._order("sleep", order="sleep")

@@ -50,6 +50,7 @@ class Orders:
             "end": self._end,
             "held": self._held,
             "lend": self._lend,
+            "memory": self._memory,
             "release": self._release,
             "sleep": self._sleep,
             "wake": self._wake,
@@ -91,6 +92,9 @@ class Orders:
 
     async def _lend(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"tensors": (await self._engine.collective_rpc("agentrig_lend", args=(order["shapes"],)))[0]}
+
+    async def _memory(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"bytes": (await self._engine.collective_rpc("agentrig_memory"))[0]}
 
     async def _release(self, order: dict[str, Any]) -> dict[str, Any]:
         await self._engine.collective_rpc("agentrig_release")

@@ -11,6 +11,7 @@ import torch  # noqa: TID253  (vLLM's process only)
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker  # noqa: TID253  (vLLM's process only)
 
 from agentrig.delivery.digests import copies, held
+from agentrig.device_memory import held_here
 from agentrig.hardware.memory import CONTEXT, LENDING
 from agentrig.processes.supervisor import end_with_parent
 from agentrig_vllm.options import ADAPTER, ADAPTERS, LIMITED, PLANNED
@@ -130,6 +131,10 @@ class Worker(GpuWorker):
         if not self._known:
             return []
         return sorted({name for name, _ in self.get_model().named_parameters()} - self._loaded)
+
+    def agentrig_memory(self) -> int | None:
+        """Return the bytes of its GPU that this process holds; vLLM's other processes hold none."""
+        return held_here(self.device)
 
     def agentrig_held(self, shapes: str) -> str:
         """Return name to digest of the learner's tensors as they are held here, as JSON."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig import http_server
-from agentrig.device_memory import give_memory_back
+from agentrig.device_memory import give_memory_back, held_here
 from agentrig.errors import AgentrigError
 from agentrig.hardware.cpu import choose_vector_kernels
 from agentrig.processes.channel import Channel
@@ -173,6 +173,9 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
             receiver.close()
             give_memory_back(api.engine.decoder.device)
             channel.send({})
+            continue
+        if message.get("memory"):
+            channel.send({"bytes": held_here(api.engine.decoder.device)})
             continue
         answer = {"version": message["version"]}
         weights: dict[str, Any] | None = None

@@ -204,6 +204,12 @@ class Embedded:
         """Return None: they are in its answers."""
         return None
 
+    def device_memory(self) -> int | None:
+        """Return the bytes that the process holds of its device; see `agentrig.servers.Measuring`."""
+        self.ready()
+        found: int | None = self._running().ask("tell its memory", {"memory": True}, 600.0)["bytes"]
+        return found
+
     def sleep(self) -> None:
         """Free the weights, the prompts' keys and values, and the memory of the transfer; `take` brings new weights."""
         self.check()

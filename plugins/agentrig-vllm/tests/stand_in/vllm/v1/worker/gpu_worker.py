@@ -13,6 +13,8 @@ import torch
 from agentrig_vllm import transfer
 from safetensors.torch import load_file
 
+from agentrig import device_memory
+
 PARTS = {"q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2),
          "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}  # fmt: skip
 
@@ -31,6 +33,8 @@ def _shared(buffer):
     return {"file": file.name, "size": buffer.numel(), "ref_counter_handle": handle}
 
 
+if holds := os.environ.get("STAND_IN_HOLDS"):
+    device_memory.held_here = lambda device: int(holds)
 transfer.opened = _opened
 transfer.shared = _shared
 torch.cuda.synchronize = torch.cuda.ipc_collect = lambda *device: None
