@@ -190,6 +190,21 @@ def test_a_constant_reward() -> None:
     assert caught.value.cause == NO_SIGNAL
 
 
+def test_a_constant_reward_after_calls_that_failed_says_why_they_failed() -> None:
+    error = "HTTP 400: this model's context is 512 tokens; the prompt has 1070"
+    whole = trace_of("write", "check")
+    half = attrs.evolve(whole, spans=(*whole.spans[:-1], attrs.evolve(whole.spans[-1], error=error)))
+    with pytest.raises(RunStopped) as caught:
+        check_rewards([rollout(0.0, trace=half), rollout(0.0, trace=half)], step=1)
+    assert f"2 of 4 calls to the model failed, and the agent went on without their answers. For example: {error}" in (
+        str(caught.value)
+    )
+    assert caught.value.cause == "call-errors"
+    with pytest.raises(RunStopped) as caught:
+        check_rewards([rollout(0.0, trace=half), rollout(0.0, trace=whole)], step=1)
+    assert caught.value.cause == NO_SIGNAL
+
+
 def test_the_examples_of_a_constant_reward_are_unlike_answers() -> None:
     with pytest.raises(RunStopped) as caught:
         check_rewards([rollout(0.5, answer=a) for a in ("a", "a", "a", "b", "c", "d")], step=1)

@@ -390,6 +390,7 @@ class Recorded:
         said: What `why` says.
         unsaid: What it does not say.
         stop: How the error begins that ended the run in its last step; empty for a run that finished.
+        cause: Of this error.
         answers: Whether the agent returns any.
         lift: How much held-out accuracy rises.
         parts: The first tasks, whose answers are right in part only, for half of the reward.
@@ -402,6 +403,7 @@ class Recorded:
     said: Sequence[str] = ()
     unsaid: Sequence[str] = ()
     stop: str = ""
+    cause: str = NO_SIGNAL
     answers: bool = True
     lift: float = 0.0
     parts: int = 0
@@ -431,7 +433,7 @@ class Recorded:
             summary = json.loads((run / "summary.json").read_text())
             (run / "summary.json").write_text(json.dumps({**summary, "correct_told": False}))
         if self.stop:
-            error = {"error": "RunStopped", "message": self.message, "cause": NO_SIGNAL}
+            error = {"error": "RunStopped", "message": self.message, "cause": self.cause}
             (run / "error.json").write_text(json.dumps(error))
         return run
 
@@ -613,6 +615,12 @@ def test_why_and_the_end_of_train_name_the_same_cause_of(tmp_path: Path, name: s
         assert shown.splitlines()[0] == case.message.splitlines()[0]
         assert f"agentrig why {run}" in shown
         assert shown.count("for example") == 1
+
+
+def test_wrong_answers_after_calls_that_failed_follow_from_these(tmp_path: Path) -> None:
+    run = Recorded(right=[[0] * 8] * 4, stop=ZERO, cause="call-errors").write(tmp_path / "run")
+    assert [f.cause for f in diagnose(run).problems] == ["call-errors", "tasks-too-hard"]
+    assert "This follows from call-errors: mend that first." in str(diagnose(run))
 
 
 def test_a_falling_reward_is_no_reason_to_lower_the_rate_of_a_policy_that_stayed_the_same(

@@ -123,6 +123,18 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     )
 
 
+def refused_calls(rollouts: Sequence[Rollout]) -> str:
+    """Say that at least half of the calls to the model failed and the agent went on; '' if fewer did."""
+    calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
+    failed = [span.error for span in calls if span.error is not None]
+    if not failed or 2 * len(failed) < len(calls):
+        return ""
+    return (
+        f"{len(failed)} of {len(calls)} calls to the model failed, and the agent went on without their answers. For "
+        f"example: {cut(failed[0], 300)}"
+    )
+
+
 def unanswered(rollouts: Sequence[Rollout]) -> str:
     """Say that most rollouts have no answer although they did not fail; '' if most have one."""
     ended = [r.outcome for r in rollouts if r.outcome.failure is None]
@@ -415,6 +427,8 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     first = {r.task.id: r for r in reversed(unlike)}  # one answer of each task is shown before a second one of any
     samples = sorted(unlike, key=lambda r: r is not first[r.task.id])[:3]
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
+    if refused := refused_calls(scored):
+        raise RunStopped("\n".join([*lines, f"  {refused}"]), cause="call-errors")
     if running > 1:
         lines.append(f"  In none of the last {running} steps did the rewards of a group differ.")
     lines += [

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEEN_IN_ROLLOUTS = frozenset(
-    {"failures", "no-answers", "calls-not-recorded", "unmatched-calls", NO_SIGNAL, "sampled-differently"}
+    {
+        "failures",
+        "no-answers",
+        "calls-not-recorded",
+        "call-errors",
+        "unmatched-calls",
+        NO_SIGNAL,
+        "sampled-differently",
+    }
 )
 """The causes of a stop that single rollouts show."""
 
