@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import math
 import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from agentrig.errors import AgentrigError, place_of
+from agentrig.errors import AgentrigError, nearest, place_of
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 character: Python strings and JSON escapes can hold one, but UTF-8 files can't."""
@@ -430,7 +432,7 @@ def words_of(error: BaseException) -> str:
     Of a group of exceptions, such as that of `asyncio.TaskGroup`, the first of them follow, each with its place.
     """
     try:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}{_meant_argument(error)}"
         if isinstance(error, BaseExceptionGroup):
             text += f": {'; '.join(words_of(each) + place_of(each) for each in error.exceptions[:GROUP_SHOWN])}"
     except KeyboardInterrupt:
@@ -443,6 +445,25 @@ def words_of(error: BaseException) -> str:
 def account_of(error: BaseException, *, installed: bool = False) -> str:
     """Return what an error says: agentrig's own message, or type, message and place of any other; see `place_of`."""
     return str(error) if isinstance(error, AgentrigError) else words_of(error) + place_of(error, installed=installed)
+
+
+def _meant_argument(error: BaseException) -> str:
+    """Return the nearest of the arguments that a function or class has, if it was called with one it has not.
+
+    It is looked up by its name where it was called.
+    """
+    if not isinstance(error, TypeError) or error.__traceback__ is None:
+        return ""
+    found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if found is None:
+        return ""
+    frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+    called: Any = {**frame.f_builtins, **frame.f_globals, **frame.f_locals}.get(found[1])
+    try:
+        meant = nearest(found[2], inspect.signature(called).parameters)
+    except (TypeError, ValueError):  # it is not called by that name there, or written in C
+        return ""
+    return meant and f".{meant}"
 
 
 def cut(text: str, limit: int) -> str:

@@ -238,6 +238,14 @@ def test_a_setting_as_an_option_is_shown_as_a_setting(option: list[str], said: s
     assert said in result.stderr
 
 
+@pytest.mark.parametrize("words", [["--credit", "rloo", "--credit", "grpo"], ["--start=.", "--start", "."]])
+def test_an_option_of_one_value_that_is_given_twice_is_refused(words: list[str]) -> None:
+    result = invoke("train", "mini", *words, "--plugin", "a.py", "--plugin", "b.py", "--json", "--json")
+    assert result.exit_code == 2
+    name = words[0].partition("=")[0]
+    assert f"{name} is given 2 times, and takes one value: leave all but one out" in result.stderr, result.stderr
+
+
 def test_a_path_that_is_not_there_names_the_nearest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("numbers.csv", "my_agent.py", "numbers.json", "my.toml"):

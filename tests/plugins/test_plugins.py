@@ -88,6 +88,9 @@ BROKEN = {
     f"{REWARDS}yield {SPEC.replace('print', 'print, config=dict')}": "config must be an attrs class",
     f"{REWARDS}yield {SPEC.replace(repr(''), '0')}": "summary must be text, not 0",
     f"{REWARDS}yield RewardSpec(name='x', build=print)": "argument: 'summary' (toy_broken.py:3",
+    f"{REWARDS}yield {SPEC.replace('name', 'nmae')}": (
+        "got an unexpected keyword argument 'nmae'. Did you mean \"name\"? (toy_broken.py:3 in register_rewards)"
+    ),
     f"{HEAD}def register_recipes(): yield RecipeSpec(name='x', summary='', settings={{'tasks': 'mini-sql'}})": (
         "RecipeSpec x: tasks is 'mini-sql'; settings are sections with keys"
     ),

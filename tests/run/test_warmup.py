@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from agentrig import Task
 from agentrig.algorithms import Measurement
 from agentrig.cli.commands.warmup import far_past, next_step, why_ended
 from agentrig.cli.entry import main
-from agentrig.cli.progress import progress
+from agentrig.cli.progress import Progress, progress
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_of
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
@@ -311,9 +312,10 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
     caplog.set_level("INFO")
-    limits, end = list[float](), Auditing.end
+    learned, limits, end = list[float](), list[float](), Auditing.end
     monkeypatch.setattr(Auditing, "end", lambda self, *given: (limits.append(self.wall_s), end(self, *given))[1])
-    made = make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough)
+    made = make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough, learned=learned.append)
+    assert learned == [float(n) for n in range(1, passes + 1)], "after each step: these are of one pass each"
     assert set(limits) == {60 * wanted.minutes}, "audits take no longer than the training may"
     for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
         assert nobody_can_mend not in caplog.text
@@ -484,10 +486,14 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, accuracy: float, guesses: bool
 ) -> None:
     """The training is scripted: what the command says of it comes when it happens."""
-    doing = list[str]()
+    doing, shown = list[str](), list[Progress]()
 
-    def made(plan: Any, wanted: Any, labels: Any, turns: Any, log: Callable[[str], None], enough: Any) -> Any:
+    def made(
+        plan: Any, wanted: Any, labels: Any, turns: Any, log: Callable[[str], None], enough: Any, learned: Any
+    ) -> Any:
         wanted.directory.mkdir()
+        learned(0.25)
+        assert str(shown[-1]).startswith("  learning the demonstrations, 0.25 of 20 passes done: ")
         doing.clear()
         assert enough(1.0, lambda: Measurement(accuracy=accuracy, reward=accuracy, n=64)) >= 1
         log("pass 1/2 loss 0.5")
@@ -496,9 +502,12 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
             updates=1, passes=1.0, losses=(0.5,), wall_s=1.0,
         )  # fmt: skip
 
-    def waiting(of: int, what: str = "") -> Any:
+    @contextmanager
+    def waiting(of: int, what: str = "") -> Iterator[Progress]:
         doing.append(what)
-        return progress(of, what)
+        with progress(of, what) as told:
+            shown.append(told)
+            yield told
 
     monkeypatch.setattr("agentrig.run.warmup.make_start", made)
     monkeypatch.setattr("agentrig.run.warmup.guessed", lambda found: share)

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from agentrig import RewardSpec, Score
+from agentrig import CreditSpec, RewardSpec, Score
 from agentrig.errors import ConfigError
 from agentrig.plugins import loading
 from agentrig.run.directory import RunDirectory
@@ -130,6 +131,24 @@ def test_a_subject_that_cannot_be_loaded_fails_one_check(given: object, settings
     assert [r.check for r in report.failed] == ["reward.loads"]
     assert {r.status for r in report.results[1:]} <= {"skipped"}
     assert said in report.results[0].message
+
+
+def test_a_credit_is_told_from_which_made_up_groups_it_learns() -> None:
+    def high(groups: Any) -> Any:
+        for group in groups:
+            values = [rollout.value or 0.0 for rollout in group]
+            mean = sum(values) / max(1, len(values))
+            yield [value - mean if value > 0.9 and mean > 0.4 else None for value in values]
+
+    spec = CreditSpec(name="high", summary="", build=lambda config: high)
+    (*_, learns) = check("credit", spec, only=["learns"]).results
+    assert learns.status == "passed"
+    assert learns.message.startswith(
+        "2 of 6 made-up groups with unlike rewards teach something; nothing is learned from such as are mostly wrong "
+        "(0, 1, 0, 0); mostly low"
+    )
+    (*_, learns) = check("credit", "grpo", only=["learns"]).results
+    assert learns.message == "6 of 6 made-up groups with unlike rewards teach something"
 
 
 def test_unknown_kinds_checks_and_options_name_the_nearest() -> None:

@@ -231,18 +231,47 @@ def test_an_agent_that_does_not_use_a_tool_as_demonstrated_is_told_what_the_tool
     assert "what to do: Compare" not in shown
 
 
-@pytest.mark.parametrize(("keys", "rollouts"), [("", 256), (", 'tasks_per_step': 4, 'group_size': 2", 8)])
-def test_the_costs_of_a_recipe_are_those_of_its_own_step(keys: str, rollouts: int, tmp_path: Path) -> None:
-    file = tmp_path / "with_recipe.py"
+@pytest.mark.parametrize(
+    ("keys", "rollouts", "few"), [("", 256, False), (", 'tasks_per_step': 4, 'group_size': 2", 8, True)]
+)
+def test_the_costs_of_a_recipe_are_those_of_its_own_step_and_its_warm_up_aims_above_guessing(
+    keys: str, rollouts: int, few: bool, tmp_path: Path
+) -> None:
+    file, text = tmp_path / "with_recipe.py", Path(FILE).read_text()
+    text = text.replace("str(a + b)", "str((a + b) % 3)") if few else text
     uses = {"agent": "adds", "tasks": "sums", "reward": "equal"}
     sections = ", ".join(f"{kind!r}: {{'use': {name!r}}}" for kind, name in uses.items())
     file.write_text(
-        f"{Path(FILE).read_text()}\n\nfrom agentrig import RecipeSpec\n\n\n@hookimpl\ndef register_recipes():\n"
+        f"{text}\n\nfrom agentrig import RecipeSpec\n\n\n@hookimpl\ndef register_recipes():\n"
         f"    settings = {{{sections}, 'algorithm': {{'use': 'grpo'{keys}}}}}\n"
         "    yield RecipeSpec(name='learns', summary='Learns.', settings=settings)\n"
     )
-    shown = validate(str(file), "--only", "play.trains", "--limit", "2").stdout
+    shown = validate(str(file), "--only", "play.trains", "--only", "recipe.loads", "--limit", "2").stdout
     assert re.search(rf"^  step of {rollouts} rollouts +calls {rollouts}, ", shown, re.M), shown
+    guessed = re.search(r"^  most frequent answer +([\d.]+)$", shown, re.M)
+    assert guessed is not None
+    until = re.search(r" --until ([\d.]+) \(", shown.splitlines()[-1])
+    assert until is not None
+    assert (float(guessed[1]) >= 0.1, float(until[1])) == (few, 0.5 if few else 0.2), shown
+
+
+def test_a_misspelled_section_of_a_recipe_is_said_before_what_follows_from_it(tmp_path: Path) -> None:
+    file = tmp_path / "my_recipe.py"
+    file.write_text(
+        "from agentrig import AgentSpec, RecipeSpec, hookimpl\n\n\n@hookimpl\ndef register_agents():\n"
+        "    yield AgentSpec(name='asks', summary='Asks.', build=lambda config: None)\n\n\n"
+        "@hookimpl\ndef register_recipes():\n"
+        "    settings = {'algorithm': {'use': 'grpo'}, 'task': {'use': 'mini-sql'}, 'agent': {'use': 'asks'}}\n"
+        "    yield RecipeSpec(name='sorts', summary='Learns to sort numbers.', settings=settings)\n"
+    )
+    result = validate(str(file))
+    assert (result.exit_code, "say on which tasks" in result.output) == (1, False), result.output
+    said, _, rest = result.stdout.partition('there is no section "task". Did you mean "tasks"?')
+    assert "agent" not in said.replace("agentrig", "")
+    assert f"agent {file}:asks: not tried, for its tasks are not known until the recipe resolves" in rest
+    run_file = tmp_path / "sorts.toml"
+    run_file.write_text('[algoritm]\nuse = "grpo"\n')
+    assert 'there is no section "algoritm". Did you mean "algorithm"?' in validate(str(run_file)).stderr
 
 
 def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_whole_domain_is_green(tmp_path: Path, domain: str, node: str) -> None
     install_copy(EXAMPLES / f"agentrig-{domain}", site)
     here = {"PYTHONPATH": str(site), "AGENTRIG_CACHE": str(tmp_path / "cache")}
     found = validate(f"agentrig-{domain}", folder=tmp_path, **here)
-    assert [r["kind"] for r in found["reports"]] == ["tasks", "agent", "play", "reward", "recipe"]
+    assert [r["kind"] for r in found["reports"]] == ["recipe", "tasks", "agent", "play", "reward"]
     results = {r["check"]: r["status"] for report in found["reports"] for r in report["results"]}
     skipped = {check for check, status in results.items() if status == "skipped"}
     assert skipped == {"reward.batch", "reward.monotone"}

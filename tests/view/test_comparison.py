@@ -296,6 +296,9 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     assert between["p"] == pytest.approx(binomial_p(better, worse))
     line = f"After training, other against run-0, on the same 40 held-out tasks: {better} better, {worse} worse (sign"
     assert any(text.startswith(line) for text in found.text(width=200).splitlines())
+    twin = write_run(tmp_path / "twin", steps=3, seed=3, lr=1e-4)
+    told = compare([other, twin]).text(width=200)
+    assert ("on the same 40 held-out tasks: no task changed." in told, "0 better, 0 worse (" in told) == (True, False)
 
     runs = compare([*seeds, other])
     (pooled,) = runs.between

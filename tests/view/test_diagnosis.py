@@ -7,6 +7,7 @@ import math
 import random
 import re
 import shutil
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -631,6 +632,15 @@ def test_a_falling_reward_is_no_reason_to_lower_the_rate_of_a_policy_that_stayed
     found = diagnose(run)
     assert [f.cause for f in found.problems] == ["learning-rate-too-small"]
     assert "try a lower" not in words(found)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("[algorithm]", "[algorithm]\nwarmup_steps = 40"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for n, line in enumerate(lines, 1):  # more than half of the way up
+        line["algorithm"]["lr"] = tomllib.loads(config)["algorithm"]["lr"] * (0.5 + 0.2 * n / len(lines))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = diagnose(run)
+    assert [f.cause for f in found.problems] == ["warmup-too-long"]
+    assert found.problems[0].settings[0] == "algorithm.warmup_steps"
 
 
 def console_text(*parts: Any) -> str:

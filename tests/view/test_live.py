@@ -23,6 +23,7 @@ from agentrig.errors import RunStopped
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.processes.ends import Interrupted
 from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.view import live
 from agentrig.view.live import LiveDisplay
 
 pytestmark = pytest.mark.usefixtures("quick_images")
@@ -75,6 +76,35 @@ def test_the_folder_is_named_before_anything_starts():
         assert "starting the agent" not in buffer.getvalue().partition("9 steps of training to do")[2]
     finally:
         shown.close()
+
+
+def test_what_is_done_without_a_line_is_said_before_a_run_has_a_folder_and_after_its_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def waited(shown: LiveDisplay, buffer: io.StringIO, doing: str) -> bool:
+        until = time.monotonic() + 30
+        while f"{doing}: " not in buffer.getvalue() and time.monotonic() < until:
+            time.sleep(0.02)
+        return f"{doing}: 0 s\n" in buffer.getvalue()
+
+    monkeypatch.setattr(live, "SILENT_S", 0.05)
+    shown, buffer = display()
+    shown.preparing()
+    assert waited(shown, buffer, live.PREPARING)
+    shown.starting(Path("runs/demo"))
+    silent = buffer.getvalue()
+    time.sleep(0.2)
+    assert buffer.getvalue() == silent, "the next line ends it"
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=19, metrics=METRICS))
+    assert live.ENDING not in buffer.getvalue()
+    shown.on_step_end(event=StepEnd(step=20, metrics=METRICS))
+    assert waited(shown, buffer, live.ENDING)
+    shown.close()
+    shown, buffer = display(terminal=True)
+    shown.preparing()
+    shown.close()
+    assert f"{live.PREPARING} …" in buffer.getvalue()
 
 
 @pytest.mark.parametrize("first", [1, 8])
@@ -139,7 +169,8 @@ def test_the_line_of_a_step_has_every_figure():
     )
     parts = {"rollout": 6.0, "audit": 30.0}
     shown.on_step_end(event=StepEnd(step=4, metrics={**METRICS, "step_s": 40.0, "time_s": parts}))
-    assert "  40.0 s: rollouts 15%, auditing the step before 75%  " in buffer.getvalue()
+    costs = "  40.0 s: rollouts 15%, auditing the step before 75%, run.audit=false leaves auditing out  "
+    assert costs in buffer.getvalue()
     assert buffer.getvalue().endswith("eta 2:40\n"), "later steps wait for no such audit"
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
@@ -160,6 +191,8 @@ def test_a_step_without_an_update_because_all_groups_are_alike_says_so(alike: fl
     for share in (0.0, 0.12, 0.78):  # in every step, so that it can be followed
         shown.on_step_end(event=StepEnd(step=4, metrics={**metrics, "groups": 8, "zero_variance_groups": share}))
         assert f"  {share:.0%} of groups taught nothing (all rewards alike)  " in buffer.getvalue()
+    shown.on_step_end(event=StepEnd(step=5, metrics={**metrics, "zero_variance_groups": 0.25, "groups_left_out": 0.5}))
+    assert "  25% of groups taught nothing (all rewards alike), the credit left out 50%  " in buffer.getvalue()
 
 
 def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():

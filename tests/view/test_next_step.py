@@ -150,6 +150,9 @@ def test_a_run_that_stopped_early_is_told_to_go_on_and_not_that_its_gain_may_be_
         (run / "error.json").write_text(json.dumps({"error": "Interrupted", "message": message, "cause": ""}))
         assert words(diagnose(run)).count("agentrig train --resume") == 1
         assert [f.text for f in diagnose(run).warnings if "ended" in f.text] == kept
+    (run / "error.json").unlink()
+    killed = words(diagnose(run))
+    assert (killed.count("agentrig train --resume"), "the run was killed, or this is a copy" in killed) == (1, True)
     none = with_steps(write_run(tmp_path / "none", steps=0, ended=False), 9)
     (none / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "stopped", "cause": ""}))
     assert verdict(diagnose(none)) == (

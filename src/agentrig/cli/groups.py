@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,21 @@ class NearestGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in known:
             ctx.fail(f'there is no command "{args[0]}".{nearest(args[0], known)} Commands: {", ".join(known)}')
         ctx.meta["agentrig.words"] = tuple(args[1:])
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not isinstance(command, click.Group):
+            check_given_once(command, ctx, rest)
+        return name, command, rest
+
+
+def check_given_once(command: click.Command, ctx: click.Context, words: Sequence[str]) -> None:
+    """End the command if an option that takes one value is given twice: click would use the last, in silence."""
+    try:
+        given = command.make_parser(click.Context(command, parent=ctx)).parse_args([*words])[2]
+    except click.UsageError:
+        return  # the command itself says what is wrong
+    for param, times in Counter(given).items():
+        if times > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count):
+            ctx.fail(f"{param.opts[-1]} is given {times} times, and takes one value: leave all but one out")
 
 
 class Group(NearestGroup):

@@ -42,6 +42,10 @@ class Progress:
         """Count the seconds from here, where the rollouts begin: the seconds before were those of the start."""
         self._what, self._since = "no rollout has ended yet", time.monotonic()
 
+    def tell_what(self, what: str) -> None:
+        """Change what is said to be done; its seconds go on."""
+        self._what = what
+
     def __call__(self, rollout: Any) -> None:
         """Count a rollout; may be called from several threads."""
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrig.algorithms import Measurement
 from agentrig.figures import mean
+from agentrig.ledger import LEFT_OUT_BY_CREDIT
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout, mode_name
 from agentrig.text import cut, gist, storable
@@ -38,6 +39,28 @@ def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "groups": len(groups),
         "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
     }
+
+
+def groups_left_out(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of groups whose rewards differ and of which the credit left out every call.
+
+    Args:
+        rollouts: Of a step.
+        calls: Where its calls went: `agentrig.ledger.StepTotals.rows`.
+    """
+    values: dict[str, set[float]] = defaultdict(set)
+    for rollout in rollouts:
+        if rollout.value is not None:
+            values[rollout.group].add(rollout.value)
+    of = {rollout.id: rollout.group for rollout in rollouts}
+    reasons: dict[str, set[str]] = defaultdict(set)  # "" of a call that was trained
+    for call in calls:
+        reasons[of[call["rollout"]]].add(call["reason"])
+    left = [
+        len(found) > 1 and LEFT_OUT_BY_CREDIT in reasons[group] and "" not in reasons[group]
+        for group, found in values.items()
+    ]
+    return mean([float(one) for one in left])
 
 
 def failure_lines(failures: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:

@@ -272,7 +272,8 @@ class _Progress:
     """An observer that says once a pass how far a warm-up's run is.
 
     Attributes:
-        log: Called with a line for each step.
+        log: Called with a line for each pass.
+        learned: Called after each step, with the passes so far.
         steps: All of the run.
         passes: All of the run.
         said: The pass that was said last.
@@ -282,6 +283,7 @@ class _Progress:
     """
 
     log: Callable[[str], None]
+    learned: Callable[[float], None]
     steps: int
     passes: float
     said: int = -1
@@ -296,6 +298,7 @@ class _Progress:
         figures = event.metrics["algorithm"]
         self.loss = figures["loss"]
         done = self.passes * event.step / self.steps
+        self.learned(done)
         if int(done) > self.said:
             self.said = int(done)
             rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
@@ -325,6 +328,7 @@ def make_start(
     turns: Sequence[Turn],
     log: Callable[[str], None] = lambda line: None,
     enough: Callable[[float, Callable[[], Measurement | None]], float] | None = None,
+    learned: Callable[[float], None] = lambda passes: None,
 ) -> StartingModel:
     """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
 
@@ -339,6 +343,7 @@ def make_start(
             after each; and when the loss has fallen to `FELL` times that at the last time. It is given the passes so
             far, and a function that validates the model, and returns the share of what is enough: 1 ends the training.
             Its time does not count.
+        learned: Called after each step, with the passes so far.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -354,7 +359,7 @@ def make_start(
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
     with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
         run = _run_of(plan, wanted, made, labels, whole, Path(folder), often=enough is not None)
-        progress = _Progress(log, run.configs["algorithm"].steps, wanted.passes)
+        progress = _Progress(log, learned, run.configs["algorithm"].steps, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
         tried, last, found, loss = 0.0, 0, 0.0, math.inf
 

@@ -24,8 +24,17 @@ VALUES: dict[str, Sequence[Sequence[float | None]]] = {
     "one rollout": [(1.0,)],
     "large rewards": [(1e9, -1e9, 0.0)],
     "no group": [],
+    "mostly wrong": [(0.0, 1.0, 0.0, 0.0)],
+    "half right": [(1.0, 0.0, 1.0, 0.0)],
+    "mostly right": [(1.0, 1.0, 0.0, 1.0)],
+    "mostly low": [(0.1, 0.3, 0.1, 0.1)],
+    "mixed": [(0.2, 0.5, 0.8, 0.6)],
+    "mostly high": [(0.9, 0.7, 0.8, 0.9)],
 }
 """Steps: the rewards of the rollouts of each group; None for a failure."""
+
+UNLIKE = ("mostly wrong", "half right", "mostly right", "mostly low", "mixed", "mostly high")
+"""Of these steps, those of one group whose rewards differ as in runs: for right answers, or for parts of one."""
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -64,8 +73,8 @@ def check_worths(subject: CreditSubject) -> None:
             raise CheckFailed(f"a step with {step}: {error}") from error
 
 
-def check_learns(subject: CreditSubject) -> None:
-    """Where rewards differ, some call is worth more or less than 0.
+def check_learns(subject: CreditSubject) -> str:
+    """Where rewards differ, some call is worth more or less than 0; how many of such groups teach something is a fact.
 
     Why: Nothing is trained: the weights don't change, and the run ends.
     Cure: Give the better rollouts of a group a worth above 0, or the worse ones one below.
@@ -74,6 +83,12 @@ def check_learns(subject: CreditSubject) -> None:
     found = subject.worths(step)
     if not any(worth for calls in found for worth in calls):
         raise CheckFailed(f"rewards {VALUES[step]} are worth {found}")
+    silent = [name for name in UNLIKE if not any(worth for calls in subject.worths(name) for worth in calls)]
+    told = f"{len(UNLIKE) - len(silent)} of {len(UNLIKE)} made-up groups with unlike rewards teach something"
+    if not silent:
+        return told
+    named = "; ".join(f"{name} ({', '.join(f'{value:g}' for value in VALUES[name][0])})" for name in silent)
+    return f"{told}; nothing is learned from such as are {named}"
 
 
 def check_better_is_not_worth_less(subject: CreditSubject) -> None:

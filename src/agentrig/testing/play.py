@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+from collections import Counter
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +34,9 @@ NONSENSE = "lorem ipsum"
 
 STEP = 128
 """Rollouts in the step whose costs are stated where no recipe says how many a step has: 16 tasks, 8 rollouts each."""
+
+COUNTED = 500
+"""Most tasks whose right answers are counted, to say what guessing reaches."""
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -132,6 +136,22 @@ class PlaySubject(AgentSubject):
         found = mean([r.value for r in self.trials.get(said, []) if r.value is not None])
         return None if found is None else round(found, 4)
 
+    @cached_property
+    def most_frequent_answer(self) -> float:
+        """The share of the split's tasks with the most frequent right answer; 0 if all differ, or none is known.
+
+        A model that only guesses can be right so often. 0 too if the agent asks more than once.
+        """
+        if sum(len(rollout.trace.llm_calls()) for rollout in self.rollouts) > len(self.rollouts):
+            return 0.0
+        tasks = self.tasks if self.task_set is None else self.task_set
+        try:
+            golds = attrs.evolve(self.reward, tasks=tasks, split=self.split, limit=COUNTED).golds
+        except CheckSkipped:
+            return 0.0
+        most = max(Counter(map(json_text, golds)).values())
+        return round(most / len(golds), 3) if most > 1 else 0.0
+
     def figures(self) -> dict[str, Any]:
         """Return what would be trained, and what it costs, as JSON values."""
         rollouts = self.rollouts
@@ -151,6 +171,7 @@ class PlaySubject(AgentSubject):
             "rollouts": len(rollouts),
             "failures": count_failures(rollouts),
             "reward_mean": {said: self.mean(said) for said in self.trials},
+            "most_frequent_answer": self.most_frequent_answer,
             "trained_by_node": count_nodes(rollouts)["trained"],
             **{f"{name}_per_rollout": round(total / n, 2) for name, total in costs.items()},
             "trained_calls_per_rollout": round(len(triplets) / n, 2),

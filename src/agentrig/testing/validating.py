@@ -14,6 +14,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, LookupFailed, nearest
 from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
+from agentrig.plugins.selecting import check_section
 from agentrig.plugins.specs import KINDS
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
 from agentrig.testing.kit import TRIAL, Report, check, declared
@@ -28,6 +29,10 @@ UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answ
 
 TRIED = ("agent", "reward")
 """Kinds whose checks need other components."""
+
+
+ORDER = ("recipe", *(kind for kind in KINDS if kind != "recipe"))
+"""A misspelled name in a recipe explains what comes after it; a reward needs what its agent's trial has found."""
 
 
 @attrs.frozen
@@ -118,19 +123,24 @@ def validated(
         reports.append(check(kind, subject, only=chosen(kind), raise_failed=False, say=say, **options))
         return {result.check for result in reports[-1].failed}
 
-    for target in sorted(found, key=lambda target: [*KINDS].index(target.kind)):  # tasks, agents, rewards: as needed
+    unresolved = False  # a recipe: what it says of the other components' tasks may be misspelled
+    for target in sorted(found, key=lambda target: ORDER.index(target.kind)):
         kind, keys = target.kind, settings.get(target.kind)
         if kind == "tasks":
             task_sets[target.given] = TasksSubject(kind=kind, given=target.given, settings=keys, shared=shared)
             failed(kind, task_sets[target.given])
             continue
         if kind not in TRIED:
-            failed(kind, target.given, settings=keys)
+            unresolved |= "recipe.resolves" in failed(kind, target.given, settings=keys)
             continue
         parts = _parts(target, found, uses, settings)
         keys, (tasks, tasks_keys) = parts[kind][1], parts["tasks"]
         own = [each for each in brought if (each.kind, each.plugin) == ("tasks", target.plugin)]
         if not tasks and len(own) != 1 and not only:
+            if unresolved:  # its report says which name to mend
+                if say:
+                    say(f"{kind} {target.given}: not tried, for its tasks are not known until the recipe resolves")
+                continue
             raise ConfigError(
                 f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
                 "  agentrig plugins lists the installed task sets"
@@ -256,6 +266,8 @@ def _of_run_file(file: str) -> str:
         sections = read_run_file(Path(file))
     except AgentrigError as error:
         return str(error)
+    for section in sections.keys() - {"recipe"}:
+        check_section(section)
     plugins = "".join(f" --plugin {name}" for name in sections.get("run", {}).get("plugins", ()))
     uses = {kind: sections.get(kind, {}).get("use", f"{kind.upper()}") for kind in ("agent", "tasks", "reward")}
     keys = "".join(f" agent.{key}=…" for key in sections.get("agent", {}) if key != "use")

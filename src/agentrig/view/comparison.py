@@ -407,7 +407,7 @@ def _told_between(found: Mapping[str, Any]) -> str:
         told = f"mean accuracy {shares} (exact test {judged(found['p'])})"
     else:
         tested = figures.chance(found["better"], found["worse"])
-        told = f"{found['better']} better, {found['worse']} worse ({tested})"
+        told = tested if tested == figures.UNMOVED else f"{found['better']} better, {found['worse']} worse ({tested})"
     return (
         f"After training, {_names(found['runs'], ', ')} against {_names(found['against'], ', ')}, on the same "
         f"{amount(found['n'], 'held-out task')}: {told}."

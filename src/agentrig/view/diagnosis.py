@@ -29,7 +29,7 @@ from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollou
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
 from agentrig.view.causes.trend import fewer_right, gained, more_right, reward_rise
-from agentrig.view.reading import RunData, dig, mapping, read_run
+from agentrig.view.reading import GO_ON, RunData, dig, mapping, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
@@ -183,6 +183,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         or not (data.steps or stopped)
     )
     go_on = "" if silent else advice(evidence)
+    # a run that was killed: the next step has the command
+    missing = [text.partition(GO_ON)[0] if stopped and go_on else text for text in data.missing]
     warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))
     return Diagnosis(
         run=data.name,
@@ -197,7 +199,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         next_step=go_on,
         warnings=[*ends, *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on)],
         checks=[f for f in found if f.level in ("ok", "fact")],
-        missing=list(dict.fromkeys([*data.missing, *data.damage])),
+        missing=list(dict.fromkeys([*missing, *data.damage])),
         audited=weights.links_audited(data),
         descent=figures.descent(data),
         unseen=[

@@ -35,8 +35,14 @@ ALL_AT_0 = ("run.train_tasks", "run.validation_tasks", "run.report_tasks", "hard
 """Settings whose 0 means all."""
 
 
+UNMOVED = "no task changed"
+"""What is said in the place of a test, which nothing is left to."""
+
+
 def chance(better: int, worse: int) -> str:
     """Return in words whether this split of the changed tasks may be chance: `sign test p = 0.19: may be chance`."""
+    if not better + worse:
+        return UNMOVED
     return f"sign test {judged(sign_test(better, worse))}"
 
 

@@ -45,7 +45,13 @@ log = logging.getLogger(__name__)
 RARELY_S = 30.0
 """Seconds between two lines of a long measurement, where there is no panel."""
 
+SILENT_S = 10.0
+"""Seconds between two lines that say what is done before a run has a directory, and at its end: without a terminal."""
+
+PREPARING = "reading the tasks, and building the reward and the algorithm"
 STARTING = "starting the agent, the model's server and the learner"
+ENDING = "the last checks"
+"""What a run does before its first line, before its first step, and after its last one."""
 
 _DOING = {
     "report": "measuring held-out accuracy",
@@ -85,6 +91,7 @@ class LiveDisplay:
         self._opened = self._announced = False
         self._panel = ExitStack()
         self._spinner: Status | None = None
+        self._silent = threading.Event()  # set by the next line
         self._start = time.monotonic()
         self._steps: int | None = None
         self._audited = 0  # the last step that the auditor looks at in any case
@@ -100,13 +107,34 @@ class LiveDisplay:
         self._batch, self._of = Batch(), dict[str, int]()  # _of: the tasks of a measurement, by mode
         self._said = self._start
 
+    def preparing(self) -> None:
+        """Say what is done before a run has a directory; `starting` ends that, or `close` where there is an error."""
+        self._spin(PREPARING)
+
+    def _spin(self, doing: str) -> None:
+        """Show a spinner until it is stopped; without a terminal, say what is done, until the next line."""
+        self._stop_spinner()
+        if self._console.is_terminal:
+            self._spinner = self._console.status(f"{doing} …")
+            self._spinner.start()
+            return
+        self._silent = threading.Event()
+        telling = threading.Thread(target=self._tell, args=(doing, self._silent), daemon=True, name="silence")
+        telling.start()
+
+    def _tell(self, doing: str, done: threading.Event) -> None:
+        """Write every few seconds what is done."""
+        began = time.monotonic()
+        while not done.wait(SILENT_S):
+            self._print(Text(f"{doing}: {time.monotonic() - began:.0f} s"), whole=True)
+
     def starting(self, directory: Path) -> None:
         """Print the run's directory, and that its parts start; on a terminal with a spinner until they have."""
         self._announced = True
+        self._stop_spinner()
         self._say(f"run {directory}" if self._console.is_terminal else f"run {directory}: {STARTING} …")
         if self._console.is_terminal:
-            self._spinner = self._console.status(f"{STARTING} …")
-            self._spinner.start()
+            self._spin(STARTING)
 
     @hookimpl
     def on_run_start(self, event: RunStart) -> None:
@@ -177,6 +205,8 @@ class LiveDisplay:
                 batch = str(self._batch)
             if due:
                 self._say(f"{doing} (run.report_tasks limits it) …" if changed else batch)
+            if whole and self._done:
+                self._spin(ENDING)
 
     @hookimpl
     def on_step_end(self, event: StepEnd) -> None:
@@ -185,7 +215,8 @@ class LiveDisplay:
         with self._lock:
             again = " after a resume" if self._audited > FIRST else ""
             checking = f"checking step {event.step} (the auditor looks at the first {FIRST} steps{again})"
-            self._batch = Batch(checking if event.step <= self._audited else "")
+            last = ENDING if event.step == self._steps else ""  # or a measurement, which says so itself
+            self._batch = Batch(checking if event.step <= self._audited else last)
             self._last, self._done = m, event.step
             if m.get("reward") is not None:
                 self._rewards.append(m["reward"])
@@ -200,6 +231,8 @@ class LiveDisplay:
             self._say("  ".join([*line, *self._eta()]))
             if event.step <= self._audited:
                 self._say(f"{checking} …")
+            if last:
+                self._spin(last)
         elif validation:
             self._say(f"step {event.step}: validation accuracy{self._sampling} {validation}")
 
@@ -207,7 +240,10 @@ class LiveDisplay:
     def on_run_end(self, event: RunEnd) -> None:
         """Close the panel and print the result."""
         self.close()
-        for part in run_ending(event.directory):
+        self._spin("reading the results")
+        parts = list(run_ending(event.directory))
+        self._stop_spinner()
+        for part in parts:
             self._say(part)
 
     @hookimpl
@@ -233,15 +269,19 @@ class LiveDisplay:
         panel.close()
 
     def _stop_spinner(self) -> None:
+        self._silent.set()
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None
 
     def _say(self, said: str | Table) -> None:
         """Print a line unchanged, without markup and line wrapping, or a table in the terminal's width."""
+        self._silent.set()
+        self._print(Text(said) if isinstance(said, str) else said, whole=isinstance(said, str))
+
+    def _print(self, shown: Text | Table, *, whole: bool) -> None:
         try:
-            shown = Text(said) if isinstance(said, str) else said
-            self._console.print(shown, soft_wrap=isinstance(said, str), highlight=False)
+            self._console.print(shown, soft_wrap=whole, highlight=False)
         except (OSError, SystemExit) as error:  # rich ends the process when the reader of a pipe has gone
             self._console.quiet = True
             why = getattr(error, "strerror", None) or "nobody reads it any more"
@@ -291,6 +331,8 @@ class LiveDisplay:
         alike = number(m.get("zero_variance_groups")) if several and not self._demonstrated else None
         same = "all rewards alike"
         groups = "" if alike is None else f"{alike:.0%} of groups taught nothing ({same})"
+        if left := number(m.get("groups_left_out")) if alike is not None else None:
+            groups += f", the credit left out {left:.0%}"
         if alike == 1 or _idle(m):  # the weights may have changed by another term of the loss
             groups = f"{'no update: ' if _idle(m) else ''}{same} within every group"
         if self._rewards:
@@ -307,6 +349,8 @@ class LiveDisplay:
         speed += [f"{tokens:,.0f} tokens/s"] if tokens else []
         parts = [(part, 100 * seconds / wall) for part, seconds in (m.get("time_s") or {}).items() if wall]
         shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
+        if max(parts, key=lambda each: each[1], default=("", 0.0))[0] == "audit":
+            shares.append("run.audit=false leaves auditing out")
         rows = [
             ("reward", reward),
             ("groups", groups),

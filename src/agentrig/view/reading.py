@@ -39,6 +39,9 @@ from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span
 from agentrig.traces import mapping as mapping
 
+GO_ON = ". Go on after the last step that was saved"
+"""Begins the advice in a note that a run was killed."""
+
 SECOND = "second_rewards"
 """Of a step: the figures of each reward in `run.second_reward`, by name. Of a rollout: the score of each."""
 
@@ -286,7 +289,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if not running and not any(os.path.lexists(directory / name) for name in ENDED):
         missing.append(
             "summary.json is not there, and no process holds run.lock: the run was killed, or this is a copy of a "
-            f"running one. Go on after the last step that was saved: agentrig train --resume {directory}"
+            f"running one{GO_ON}: agentrig train --resume {directory}"
         )
     done = int(number(summary.get("steps")) or 0)
     more = (number(dig(config, "algorithm", "steps")) or 0) > done and not summary.get("solved")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,22 @@ def train(
     else:
         options["observers"] = [*options["observers"], *senders]
         plan = make_plan(words, options)
-    shown: dict[str, Any] = {}
-    if not as_json:
-        from agentrig.view.live import LiveDisplay
-
-        display = LiveDisplay()
-        shown["starting"] = display.starting
-        plan.registry.add_observer(display, "display")
     folder = resume.parent if resume is not None else Path(plan.run.directory)
-    from agentrig.run import training as run
-
     stays = not as_json and sys.stdin is not None and sys.stdin.isatty()
-    with page_of(folder, stays=stays) if watched else nullcontext():
+    with ExitStack() as ending:
+        if watched:
+            ending.enter_context(page_of(folder, stays=stays))
+        shown: dict[str, Any] = {}
+        if not as_json:
+            from agentrig.view.live import LiveDisplay
+
+            display = LiveDisplay()
+            plan.registry.add_observer(display, "display")
+            ending.callback(display.close)  # what ends before the run has begun tells no observer
+            display.preparing()
+            shown["starting"] = display.starting
+        from agentrig.run import training as run
+
         summary = run.train(plan, resume=resume, from_step=from_step, **shown)
     if as_json:
         print_json(summary, indent=2)

@@ -12,6 +12,9 @@ import click
 from agentrig.cli.options import json_option, measured_server, print_json, stdout_to_stderr
 from agentrig.text import printable
 
+GUESSED = 0.1
+"""From this share of right answers by guessing on, a model that is right in 20% of the tasks may only guess."""
+
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[NAME | PACKAGE | FILE.py] [section.key=value …]")
@@ -84,13 +87,19 @@ def validate(
     else:
         for figures in found["trials"]:
             click.echo(printable(_shown(figures, scripted=not (endpoint or model))))
-        click.echo(printable(_verdict(found["reports"], word, files)))
+        click.echo(printable(_verdict(found["reports"], word, files, guessed=_guessed(found["trials"]))))
     if not found["ok"]:
         raise SystemExit(1)
 
 
-def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequence[str]) -> str:
+def _guessed(trials: Sequence[Mapping[str, Any]]) -> float:
+    """Return the share of right answers that a model which always says the same may reach."""
+    return max((figures["most_frequent_answer"] for figures in trials), default=0.0)
+
+
+def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequence[str], guessed: float) -> str:
     """Return the last line: which checks failed, or that none did and what is next."""
+    from agentrig.cli.commands.warmup import above_guessing
     from agentrig.testing.subject import Subject
 
     failed = [r["check"] for report in reports for r in report["results"] if r["status"] == "failed"]
@@ -104,8 +113,12 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
     settings = Subject(kind="recipe", given=recipe).spec.settings
     if any("model" in settings.get(section, {}) for section in ("algorithm", "server")):
         return f"all passed; next: agentrig train {name}"
+    until, above = 0.2, ""
+    if guessed >= GUESSED:
+        until = above_guessing(guessed)
+        above = f"; always the same answer would be right in {guessed:.0%} of the tasks"
     return (
-        f"all passed; next: agentrig warmup {name} --until 0.2 (makes a small model; "
+        f"all passed; next: agentrig warmup {name} --until {until:g} (makes a small model{above}; "
         f"with one of yours: agentrig train {name} algorithm.model=DIR)"
     )
 

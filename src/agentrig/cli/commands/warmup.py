@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import Number, configured, json_option, make_plan, print_json, typed_again
-from agentrig.cli.progress import progress, reading
+from agentrig.cli.progress import Progress, progress, reading
 
 
 @click.command()
@@ -236,12 +236,14 @@ def no_better_than_guessing(share: float, accuracy: float, n: int) -> str:
         return ""
     return (
         f"warning: always giving one and the same answer would be right in about {share:.0%} of the tasks, and the "
-        f"training ended at {accuracy:.1%}: this model may only guess. Make it again with {_more_than(share)}"
+        f"training ended at {accuracy:.1%}: this model may only guess. Make it again with a higher "
+        f"--until, such as {above_guessing(share):g}"
     )
 
 
-def _more_than(share: float) -> str:
-    return f"a higher --until, such as {share + (1 - share) / 4:.2g}"
+def above_guessing(share: float) -> float:
+    """Return an `--until` which a model that only guesses does not reach: guessing is right in that share of tasks."""
+    return float(f"{share + (1 - share) / 4:.2g}")
 
 
 _PLANNED = ("context", "minutes", "passes", "lr", "tokens_per_batch")
@@ -315,18 +317,33 @@ def _make(
     if until is not None and share >= until:
         click.echo(
             f"warning: one and the same reply is right in {share:.0%} of the demonstrations, so a model that only "
-            f"guesses reaches --until {until:g}: give {_more_than(share)}"
+            f"guesses reaches --until {until:g}: give a higher --until, such as {above_guessing(share):g}"
         )
     tried: list[tuple[float, int]] = []  # accuracy, and of how many tasks
 
     def reached() -> bool:
         return until is not None and bool(tried) and tried[-1][0] >= until
 
+    shown: Progress
+    passes = 0.0
+
+    def learning() -> str:
+        return f"learning the demonstrations, {passes:.4g} of {wanted.passes:g} passes done"
+
+    def wait(what: str) -> None:
+        nonlocal shown
+        waiting.close()
+        shown = waiting.enter_context(progress(0, what))
+
     def say(line: str, then: str = "") -> None:
         waiting.close()
         click.echo(f"  {line}")
-        last = "checking the last pass and saving the model"
-        waiting.enter_context(progress(0, then or (last if reached() else "learning the demonstrations")))
+        wait(then or ("checking the last pass and saving the model" if reached() else learning()))
+
+    def learned(done: float) -> None:
+        nonlocal passes
+        passes = done
+        shown.tell_what(learning())
 
     def enough(done: float, measured: Callable[[], Any]) -> float:
         of = amount(len(labels.measured), "training task")
@@ -339,8 +356,8 @@ def _make(
 
     start, asked = time.monotonic(), enough if until is not None else None
     with ExitStack() as waiting:  # until the next line of the training
-        waiting.enter_context(progress(0, "learning the demonstrations"))
-        made = run.make_start(plan, wanted, labels, found.turns, say, asked)
+        wait(learning())
+        made = run.make_start(plan, wanted, labels, found.turns, say, asked, learned)
     whole = time.monotonic() - start
     os.replace(wanted.directory, directory)
     made = attrs.evolve(made, directory=directory)

@@ -60,6 +60,9 @@ CLIPPED = 0.3
 TRUNCATED = 0.1
 """If more of the stale tokens have a truncated importance weight, the rollouts are too old."""
 
+REACHED = 0.99
+"""A learning rate that was warmed up has reached the stated one from this part of it on: schedulers lower it again."""
+
 
 def _same_answers(evidence: Evidence) -> bool:
     """Whether surely almost all greedy answers are the same before and after training."""
@@ -78,7 +81,7 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
     _, used = figures.series(run, "algorithm", "lr")
     text = f"{count(n - other)} of {count(n)} answers are the same before and after training ({evidence.where})"
     settings = evidence.setting(*LR)
-    if lr and used and max(used) < lr / 2 and warmup:
+    if lr and used and warmup and max(used) < REACHED * lr:
         settings = ("algorithm.warmup_steps", *settings)
         text += f"; the learning rate was still rising (warmup_steps), at {max(used):.3g} of {lr:.3g}"
         cause, advice = "warmup-too-long", "Fewer warmup_steps, or more steps."
