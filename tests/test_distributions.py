@@ -25,13 +25,13 @@ OPTIONAL = {
     "langchain_core": "imported when the agent has imported it, or by Agent Lightning's own tracer",
     "pynvml": "used if it is installed",
     "swanlab": "used if a run logs to it",
+    "triton": "for kernels on a GPU: torch for CUDA brings it",
 }
 CORE = {
     "pytest": "imported by the pytest plugin of the kit, which only pytest loads",
     "tokenizers": "comes with transformers; asked how a model's own file splits text",
     "torch": "for the tensors of an algorithm that has some, and to check an export where it is installed",
     "transformers": "to check an export where it is installed, and the models of an algorithm that has some",
-    "triton": "for kernels on a GPU: torch for CUDA brings it",
     "safetensors": "to compare checkpoints that are such files: what wrote them brings it",
 }
 

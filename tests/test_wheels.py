@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from downloads import online
 from scaffolds import Environment, build, environment, new
+from shells import WHEELS
 
 from agentrig.scaffold.templates import DOMAIN, TEMPLATES
 
@@ -101,7 +102,7 @@ def test_a_first_run_needs_the_extra_reference_only(tmp_path: Path) -> None:
     """
     with (ROOT / "pyproject.toml").open("rb") as file:
         extra = tomllib.load(file)["project"]["optional-dependencies"]["reference"]
-    for folder in (ROOT, *(ROOT / "plugins" / line.partition(">=")[0] for line in extra)):
+    for folder in (ROOT, *(ROOT / "plugins" / name for name in WHEELS)):
         build(folder, tmp_path / "wheels")
     links = [tmp_path / "wheels", *os.environ.get("PIP_FIND_LINKS", "").split()]
     found = [word for link in links for word in ("--find-links", str(link))]

@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from agentrig_forest.sequences import packed
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import need_of
-
-from agentrig.forest.sequences import packed
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-30m": {

@@ -47,7 +47,7 @@ SHOWN = (
     ),
     (r"^queries-cut: finished", "what agentrig why prints; tests/view/test_recorded_runs.py compares it"),
     (r"^prices\.toml:", "a price table; tests/view/test_comparison.py reads such ones"),
-    (r"^algorithm\.py ", "a list of files"),
+    (r"^(algorithm|segments)\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),
     (r"^- min\(π_proximal", "a formula; test_grpo_stale.py compares the loss with it"),

@@ -18,6 +18,25 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="session", name="make_model")
+def make_model_fixture():
+    import torch
+
+    from agentrig.testing.tiny_model import make_model
+
+    torch.set_num_threads(1)
+    return make_model
+
 
 @pytest.fixture(scope="session")
 def spider_dir() -> Path:

@@ -12,8 +12,8 @@ import attrs
 from pages import ROOT, Block
 from scaffolds import Environment, build, environment
 
-WHEELS = ("agentrig-agent-match", "agentrig-grpo", "agentrig-langgraph-sql", "agentrig-spider")
-"""The plugins of `mini`."""
+WHEELS = ("agentrig-agent-match", "agentrig-forest", "agentrig-grpo", "agentrig-langgraph-sql", "agentrig-spider")
+"""The plugins of `mini`, and what they require."""
 
 NUMBERS = re.compile(r" *\d+\.\d+ ?m?s\b|\+\d+\.\d+|\bro-[0-9a-f]+|\d+(?=%)|\[ *\d+%\]")
 """What differs from run to run."""

@@ -1,4 +1,4 @@
-"""A tiny tokenizer and tiny random models for the tests of agentrig-grpo."""
+"""A tiny tokenizer and a tiny random model's directory for the tests of agentrig-grpo."""
 
 from __future__ import annotations
 
@@ -14,18 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
-from fixtures import small_disk  # noqa: F401
+from fixtures import make_model_fixture, small_disk  # noqa: F401
 
 from agentrig.testing.tiny_model import make_model, make_tokenizer
-
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 @contextmanager
@@ -43,14 +34,6 @@ def training_scripts(*names: str) -> Iterator[SimpleNamespace]:
 @pytest.fixture(scope="session")
 def tokenizer():
     return make_tokenizer()
-
-
-@pytest.fixture(scope="session", name="make_model")
-def make_model_fixture():
-    import torch
-
-    torch.set_num_threads(1)
-    return make_model
 
 
 @pytest.fixture(scope="session")

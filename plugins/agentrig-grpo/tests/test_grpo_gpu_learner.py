@@ -7,16 +7,15 @@ import random
 import attrs
 import pytest
 import torch
+from agentrig_forest.attention import Blocks
+from agentrig_forest.levels import Levels
+from agentrig_forest.sequences import packed
 from agentrig_grpo import checkpoint, host_moments
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import _full, need_of
 
 from agentrig.delivery.digests import digests
-from agentrig.forest import head
-from agentrig.forest.attention import Blocks
-from agentrig.forest.levels import Levels
-from agentrig.forest.sequences import packed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -130,25 +129,6 @@ def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, to
     least, most = (1.0, 1.3) if dtype == "bfloat16" and "lora_rank" not in more else (0.9, 1.1)
     assert least * peak <= need.peak <= most * peak
     assert peak <= need.room
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_kernels_of_the_head_give_what_torchs_operations_give(temperature):
-    pytest.importorskip("triton")
-    generator = torch.Generator("cuda").manual_seed(0)
-    more = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
-    hidden, weight = (torch.randn(n, 256, **more).requires_grad_() for n in (700, 9001))
-    targets = torch.randint(9001, (700,), generator=generator, device="cuda")
-    gradient = torch.randn(700, generator=generator, device="cuda")
-    logp = torch.log_softmax((hidden @ weight.t()).float() / temperature, -1)
-    expected = logp.gather(1, targets[:, None])[:, 0]
-    theirs = torch.autograd.grad(expected, (hidden, weight), gradient)
-    for rows in (100, 1000):
-        found, entropy = head.logprobs(hidden, weight, targets, temperature, rows)
-        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
-        torch.testing.assert_close(entropy, -(logp.exp() * logp).sum(-1), atol=1e-3, rtol=1e-3)
-        for a, b in zip(torch.autograd.grad(found, (hidden, weight), gradient), theirs, strict=True):
-            assert float((a - b).norm() / b.norm()) < 1e-2
 
 
 @pytest.mark.parametrize("part", [1 << 24, 1 << 16])

@@ -11,6 +11,7 @@ import attrs
 import pytest
 import torch
 from agentrig_cuda import Cuda, CudaConfig
+from agentrig_forest.scoring import CHUNK
 from agentrig_grpo import algorithm, planning
 from agentrig_grpo import learner as learner_module
 from agentrig_grpo.config import GrpoConfig
@@ -20,7 +21,6 @@ from agentrig_grpo.planning import free_memory, measured, plan_memory
 from quick import quick_first
 
 from agentrig.errors import ConfigError, RunStopped
-from agentrig.forest.scoring import CHUNK
 from agentrig.hardware import Cpu
 from agentrig.hardware.memory import GIB, DeviceMemory, ServerNeed
 from agentrig.servers import ServerMemory, ServerPlan

@@ -6,8 +6,7 @@ import pytest
 import torch
 from agentrig_grpo.server.decoder import Known, LlamaDecoder, Prompt, supports
 from agentrig_grpo.server.fallback import TransformersDecoder
-
-from .conftest import LLAMA_3
+from fixtures import LLAMA_3
 
 MODELS = {
     "qwen2": ("qwen2", {}),

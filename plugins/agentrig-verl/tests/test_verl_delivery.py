@@ -71,9 +71,8 @@ def test_a_tensor_that_the_server_has_in_parts_is_left_out():
 
 
 def test_the_actor_scores_tokens_and_the_noise_is_that_of_the_dtype():
+    from agentrig_forest.noise import decoder_blocks, with_noise
     from agentrig_verl.actor import scored
-
-    from agentrig.delivery.noise import decoder_blocks, with_noise
 
     whole, ids = model(), [3, 9, 27, 1, 3, 9]
     found = scored(whole, ids, torch.device("cpu"))
@@ -181,9 +180,8 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker, sleeps):
 
 def test_the_bound_follows_a_model_that_becomes_more_sensitive_to_rounding(worker):
     """A run whose bound was measured once, with the starting weights, was stopped at step 36 although all was right."""
+    from agentrig_forest.noise import with_noise
     from agentrig_verl.actor import RECENT, Actor, scored
-
-    from agentrig.delivery.noise import with_noise
 
     ids, model = [3, 9, 27, 1, 3, 9], worker.actor.engine.module
     Actor.set_probe.__wrapped__(worker, ids, "bfloat16")

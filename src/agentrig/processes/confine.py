@@ -24,9 +24,6 @@ BASE = (
 )  # fmt: skip
 """Names, or patterns of names, that every runner gets."""
 
-RAY = ("RAY_*",)
-"""Additional patterns for a runner in a Ray actor: Ray itself needs them."""
-
 MODEL_KEYS = re.compile(
     r"\b(OPENAI_API_KEY|AZURE_OPENAI_API_KEY|ANTHROPIC_API_KEY|ANTHROPIC_AUTH_TOKEN)\b"
     "|Could not resolve authentication method"  # Anthropic's client names no variable

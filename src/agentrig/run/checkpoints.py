@@ -33,9 +33,6 @@ STARTING_MODEL = "starting_model.json"
 """In a checkpoint of adapters: `algorithm`, which can merge them (`AlgorithmSpec.export`), and the name and the digest
 of the `model` that they belong to."""
 
-MERGED = ".model"
-"""Folder in such a checkpoint: the plain model, once somebody has asked for it. It is not part of what was saved."""
-
 PIECE = 16 << 20
 """Bytes of a file that one thread digests."""
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from agentrig_forest.attention import NAME
+from agentrig_forest.scoring import prepare
 from agentrig_grpo import checkpoint
 from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.naming import model_directory
@@ -14,8 +16,6 @@ from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import MODEL
 from agentrig_verl.workers import ray_environment
 
-from agentrig.forest.attention import NAME
-from agentrig.forest.scoring import prepare
 from agentrig.hardware.memory import GIB, DeviceMemory
 from effects import Flip, Settings, config_of, exact
 from effects.tasks import build

@@ -17,13 +17,16 @@ from safetensors.torch import load_file
 
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import CheckpointDamaged, ConfigError
-from agentrig.run.checkpoints import MERGED, STARTING_MODEL, verify, write_list
+from agentrig.run.checkpoints import STARTING_MODEL, verify, write_list
 from agentrig_grpo import checkpoint
 from agentrig_grpo.lora import MergedWeights, wrap
 from agentrig_grpo.model_files import ModelError, stored_in
 
 WEIGHTS = "adapter_model.safetensors"
 SETTINGS = "adapter_config.json"
+
+MERGED = ".model"
+"""Folder in a checkpoint: the plain model, once somebody has asked for it. It is not part of what was saved."""
 
 ALGORITHM = "grpo"
 """The algorithm whose `export` makes a plain model of such a checkpoint."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported with the learner only)
+from agentrig_forest.kernels import fuse_norms
+from agentrig_forest.scoring import prepare
 
-from agentrig.forest.kernels import fuse_norms
-from agentrig.forest.scoring import prepare
 from agentrig_grpo import lora
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.masters import Masters, round_weights, rounds_exactly

@@ -52,7 +52,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 def attention_of(hardware: Hardware) -> str:
     """Return the attention that the learner's model is loaded with: the hardware's first choice that computes in fp32.
 
-    With sdpa, calls share tokens (`agentrig.forest.attention`); with another one each call is a row of its own.
+    With sdpa, calls share tokens (`agentrig_forest.attention`); with another one each call is a row of its own.
 
     Raises:
         ConfigError: The hardware is set to flash attention only.

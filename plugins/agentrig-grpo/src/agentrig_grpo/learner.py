@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
+from agentrig_forest.noise import with_noise
+from agentrig_forest.scoring import CHUNK, score, why_not_shared
+from agentrig_forest.segments import Pack
+from agentrig_forest.sequences import Batch, collate, packed
 
 from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
-from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
 from agentrig.demonstrations import Turn
 from agentrig.device_memory import give_memory_back
 from agentrig.errors import AgentrigError, memory_named
-from agentrig.forest.scoring import CHUNK, score, why_not_shared
-from agentrig.forest.segments import Pack
-from agentrig.forest.sequences import Batch, collate, packed
 from agentrig.hardware.memory import in_words
 from agentrig.learners import TrainSample as TrainSample
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE

@@ -13,8 +13,8 @@ from typing import Literal
 
 import attrs
 import torch  # noqa: TID253  (imported with the learner only)
+from agentrig_forest.sequences import Batch
 
-from agentrig.forest.sequences import Batch
 from agentrig.learners import TrainSample
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported with the algorithm only)
+from agentrig_forest.sequences import collate, packed
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 
-from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.fitting import Need, proof_bytes
 from agentrig_grpo.learner import Learner, TrainSample

@@ -201,7 +201,8 @@ def plan_memory(
     Args:
         device: The device, before the run starts anything on it.
     """
-    from agentrig.forest.scoring import CHUNK
+    from agentrig_forest.scoring import CHUNK
+
     from agentrig_grpo.learner import GPU_CHUNK
 
     chunk = GPU_CHUNK if device.accelerator and device.budget >= SMALL_CHUNKS else CHUNK

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrig_forest.scoring import prepare
+from agentrig_forest.sequences import packed
 from transformers import Qwen2Config  # noqa: TID253  (imported when a starting model is made only)
 
 from agentrig.demonstrations import StartingModel, StartPlan, Turn
 from agentrig.errors import ConfigError
-from agentrig.forest.scoring import prepare
-from agentrig.forest.sequences import packed
 from agentrig.run.checkpoints import verify
 from agentrig_grpo import checkpoint, encoding, warmup
 from agentrig_grpo.config import LearnerConfig

@@ -11,9 +11,8 @@ from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported when a starting model is made only)
-
-from agentrig.forest.scoring import prepare, score
-from agentrig.forest.sequences import Batch, collate, packed
+from agentrig_forest.scoring import prepare, score
+from agentrig_forest.sequences import Batch, collate, packed
 
 log_lines = logging.getLogger(__name__)
 

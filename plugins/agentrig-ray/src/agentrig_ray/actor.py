@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from agentrig.pools import AgentSource, Job
-from agentrig.processes.confine import RAY, confine
+from agentrig.processes.confine import confine
 from agentrig.processes.families import MARK, adopt_orphans, end_families, lead
 from agentrig.runners.attempt import build_agent, packed
 from agentrig.runners.loops import RunnerLoop
@@ -41,7 +41,7 @@ class Runner:
         lead()
         if sys.platform == "linux":
             adopt_orphans()  # `end` finds what leaves the agent's family
-        confine((*RAY, *plan.environment), variables, absent)
+        confine(("RAY_*", *plan.environment), variables, absent)  # Ray itself needs those
         with with_files(plan, files) as here:
             self._agent, self._broken = build_agent(here)
         self._loop = RunnerLoop()

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch  # noqa: TID253  (runs in verl's workers; imported by the trainer only)
+from agentrig_forest.noise import decoder_blocks, with_noise
 from verl.single_controller.base.decorator import Dispatch, register  # noqa: TID253
 from verl.utils import tensordict_utils  # noqa: TID253
 from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
 from agentrig.delivery.digests import Digests
-from agentrig.delivery.noise import decoder_blocks, with_noise
 from agentrig.delivery.verdict import difference
 from agentrig_verl import logprobs
 from agentrig_verl.counted import Counter

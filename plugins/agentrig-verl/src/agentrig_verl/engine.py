@@ -1,6 +1,6 @@
 """verl's FSDP engine with shared tokens: common prefixes of a mini-batch's rows are computed once.
 
-The rows of a mini-batch become a forest (`agentrig.forest`). It is cut into packs under the token budget of verl's
+The rows of a mini-batch become a forest (`agentrig_forest`). It is cut into packs under the token budget of verl's
 micro-batches; the rows of a pack are a micro-batch. The model runs once over the tokens of a pack, and verl's own loss
 function gets log-probabilities, and entropies, by row, as from its own engine. Sharding, precision, optimizer and
 checkpoints are verl's.
@@ -14,6 +14,9 @@ from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (runs in verl's workers; imported by the actor only)
+from agentrig_forest.kernels import fuse_norms
+from agentrig_forest.scoring import prepare, score
+from agentrig_forest.sequences import Batch, collate
 from verl.utils import fsdp_utils, tensordict_utils  # noqa: TID253
 from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.utils.model import convert_weight_keys  # noqa: TID253
@@ -22,9 +25,6 @@ from verl.workers.engine import EngineRegistry  # noqa: TID253
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: TID253
 from verl.workers.utils.losses import ppo_loss  # noqa: TID253
 
-from agentrig.forest.kernels import fuse_norms
-from agentrig.forest.scoring import prepare, score
-from agentrig.forest.sequences import Batch, collate
 from agentrig_verl.gathering import gathered, units
 from agentrig_verl.micro_batches import MicroBatch, cut, split
 from agentrig_verl.rows import Row, by_row, old_logprobs, places_of, rows_of, trained_only, without_gradient

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 import numpy as np
+from agentrig_forest.segments import Pack, grow, packs
 
-from agentrig.forest.segments import Pack, grow, packs
 from agentrig_verl.rows import Row
 
 IDLE = Row(index=-1, prompt_ids=(0,), response_ids=(0,), trained=np.ones(1, dtype=bool), length=2)

@@ -10,8 +10,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import torch  # noqa: TID253  (runs in verl's workers; imported by the engine only)
-
-from agentrig.forest.sequences import Batch
+from agentrig_forest.sequences import Batch
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -105,9 +105,8 @@ def obstacles(config: Any, *, device: str) -> Iterator[str]:
 
 def of_model(model: Any) -> Iterator[str]:
     """Yield the reasons in verl's table `actor_rollout_ref.model` why tokens cannot be shared."""
+    from agentrig_forest.scoring import SHARING
     from transformers import AutoConfig
-
-    from agentrig.forest.scoring import SHARING
 
     about = AutoConfig.from_pretrained(model.hf_config_path or model.path, trust_remote_code=model.trust_remote_code)
     about.update({k: v for k, v in model.override_config.items() if k != "attn_implementation"})

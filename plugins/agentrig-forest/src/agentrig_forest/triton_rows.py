@@ -1,8 +1,8 @@
-"""Triton kernels over the rows of a matrix of logits; `agentrig.forest.head` imports this on CUDA only."""
+"""Triton kernels over the rows of a matrix of logits; `agentrig_forest.head` imports this on CUDA only."""
 
 from __future__ import annotations
 
-import torch  # noqa: TID253  (imported with a learner only)
+import torch
 import triton
 import triton.language as tl
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch  # noqa: TID253  (imported with a learner only)
-from torch.nn import functional  # noqa: TID253
+import torch
+from torch.nn import functional
 
-from agentrig.forest.kernels import has_triton
+from agentrig_forest.kernels import has_triton
 
 
 def fits(head: Any, hidden: torch.Tensor) -> bool:
@@ -97,7 +97,7 @@ def _(logits: torch.Tensor, targets: torch.Tensor, scale: float) -> tuple[torch.
 
 @row_logprobs.register_kernel("cuda")
 def _(logits: torch.Tensor, targets: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from agentrig.forest import triton_rows
+    from agentrig_forest import triton_rows
 
     return triton_rows.logprobs(logits, targets, scale)
 
@@ -119,6 +119,6 @@ def _(logits: torch.Tensor, targets: torch.Tensor, lse: torch.Tensor, gradient: 
 
 @row_gradient.register_kernel("cuda")
 def _(logits: torch.Tensor, targets: torch.Tensor, lse: torch.Tensor, gradient: torch.Tensor, scale: float) -> None:
-    from agentrig.forest import triton_rows
+    from agentrig_forest import triton_rows
 
     triton_rows.gradient(logits, targets, lse, gradient, scale)

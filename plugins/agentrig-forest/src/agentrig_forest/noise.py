@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 SEEDS = (1, 2, 3)
 """A probe is scored with the noise of each."""
 
 
 def decoder_blocks(model: Any) -> list[Any]:
     """Return the blocks of a causal language model: the longest list of modules in it."""
-    import torch
-
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return list(max(lists, key=len, default=()))
 
@@ -31,8 +31,6 @@ def with_noise(
         dtype: `float32`, `bfloat16` …: each number changes by up to one rounding step of it.
         seeds: Of the noise; `score` is called once with each.
     """
-    import torch
-
     step = torch.finfo(getattr(torch, dtype)).eps
     places = [*decoder_blocks(model), *(module for module in model.modules() if isinstance(module, torch.nn.Linear))]
 

@@ -6,14 +6,14 @@ import random
 
 import pytest
 import torch
+from agentrig_forest import head
+from agentrig_forest.kernels import fuse_norms
+from agentrig_forest.scoring import prepare, score, token_entropy, token_logprobs
+from agentrig_forest.sequences import collate, packed
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from agentrig import Triplet
-from agentrig.forest import head
-from agentrig.forest.kernels import fuse_norms
-from agentrig.forest.scoring import prepare, score, token_entropy, token_logprobs
-from agentrig.forest.sequences import collate, packed
 
 
 def triplets(n=9, seed=0):
@@ -67,7 +67,7 @@ def test_the_fallback_gives_the_numbers_of_the_models_own_forward(make_model, ki
 def test_logits_in_chunks_give_the_same_numbers_and_gradients(make_model, monkeypatch, kind, temperature):
     found = []
     for chunk in (1 << 26, 300 * 4):  # all at once, and four tokens at a time
-        monkeypatch.setattr("agentrig.forest.scoring.CHUNK", chunk)
+        monkeypatch.setattr("agentrig_forest.scoring.CHUNK", chunk)
         model = make_model(kind)
         prepare(model)
         (pack,) = packed(triplets(20), 10_000, share=True)
@@ -117,7 +117,7 @@ def test_a_checkpoint_does_not_name_the_learners_attention(make_model, tmp_path)
 
 
 def test_temperature_and_entropy_follow_the_definition(monkeypatch):
-    monkeypatch.setattr("agentrig.forest.scoring.ENTROPY_ROWS", 3)
+    monkeypatch.setattr("agentrig_forest.scoring.ENTROPY_ROWS", 3)
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(1))
     targets = torch.arange(7)
     for temperature in (0.5, 1.0, 2.0):
@@ -144,6 +144,27 @@ def test_a_gpus_log_probs_and_their_gradients_are_those_of_log_softmax(temperatu
     ours, theirs = (torch.autograd.grad(out, (hidden, weight), gradient) for out in (found, expected))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_kernels_of_the_head_give_what_torchs_operations_give(temperature):
+    pytest.importorskip("triton")
+    generator = torch.Generator("cuda").manual_seed(0)
+    more = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+    hidden, weight = (torch.randn(n, 256, **more).requires_grad_() for n in (700, 9001))
+    targets = torch.randint(9001, (700,), generator=generator, device="cuda")
+    gradient = torch.randn(700, generator=generator, device="cuda")
+    logp = torch.log_softmax((hidden @ weight.t()).float() / temperature, -1)
+    expected = logp.gather(1, targets[:, None])[:, 0]
+    theirs = torch.autograd.grad(expected, (hidden, weight), gradient)
+    for rows in (100, 1000):
+        found, entropy = head.logprobs(hidden, weight, targets, temperature, rows)
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(entropy, -(logp.exp() * logp).sum(-1), atol=1e-3, rtol=1e-3)
+        for a, b in zip(torch.autograd.grad(found, (hidden, weight), gradient), theirs, strict=True):
+            assert float((a - b).norm() / b.norm()) < 1e-2
 
 
 @pytest.mark.parametrize(("rows", "products"), [(3, 2), (100, 1)])

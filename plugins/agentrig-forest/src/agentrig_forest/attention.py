@@ -12,11 +12,11 @@ from typing import Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-import torch  # noqa: TID253  (imported with the learner only)
-from torch.nn import functional  # noqa: TID253
+import torch
+from torch.nn import functional
 
-from agentrig.forest.levels import Levels
-from agentrig.forest.segments import Forest, Pack
+from agentrig_forest.levels import Levels
+from agentrig_forest.segments import Forest, Pack
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -20,9 +20,9 @@ from typing import Self
 
 import attrs
 import numpy as np
-import torch  # noqa: TID253  (imported with a learner only)
+import torch
 
-from agentrig.forest.kernels import is_fake
+from agentrig_forest.kernels import is_fake
 
 STEPS = ((2048, 128), (4096, 256), (1 << 62, 512))
 """Lengths below the first number are rounded to a multiple of the second for a kernel that is made for one shape: cuDNN

@@ -2,5 +2,5 @@
 
 `segments` finds the common prefixes, `attention` lets each token attend to its own history, `sequences` makes tensors,
 `scoring` returns log-probabilities, and `kernels` has fused kernels for a GPU. All modules except `segments` import
-torch, which the core itself does not need.
+torch.
 """

@@ -2,7 +2,7 @@
 
 A run of segments without a branch is a node; a long one is cut in two. Each token attends to its own node, causally.
 Then the tokens below a branching node attend to that node, all of whose tokens come before theirs: for each depth one
-more call. The results are merged by their log-sum-exp (`agentrig.forest.lse`), which is exact.
+more call. The results are merged by their log-sum-exp (`agentrig_forest.lse`), which is exact.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 import attrs
-import torch  # noqa: TID253  (imported with a learner only)
+import torch
 
-from agentrig.forest.kernels import has_triton, is_fake
-from agentrig.forest.lse import Grads, Long, Sequences, rounded_down, rounded_up
-from agentrig.forest.segments import Pack
+from agentrig_forest.kernels import has_triton, is_fake
+from agentrig_forest.lse import Grads, Long, Sequences, rounded_down, rounded_up
+from agentrig_forest.segments import Pack
 
 LONG = 2048
 """Fewest tokens of a node that is computed with those of its shape only; shorter are faster in one call for all."""
@@ -236,7 +236,7 @@ class _Merged(torch.autograd.Function):
         lse = q.new_empty((q.shape[1], len(q)), dtype=torch.promote_types(q.dtype, torch.float))
         merge = _merge
         if _on_cuda(q):
-            from agentrig.forest.triton_merge import merge
+            from agentrig_forest.triton_merge import merge
         for call in layout.own:
             merge(out, lse, call.q, *call.forward(q, k, v, scaling), first=True)
         for call in layout.above:
@@ -292,7 +292,7 @@ def _put(x: torch.Tensor, rows: Rows, values: torch.Tensor) -> None:
 def _add(x: torch.Tensor, rows: Rows, values: torch.Tensor, *, first: bool) -> None:
     """Add to rows, or with `first` put values there."""
     if isinstance(rows, torch.Tensor) and _on_cuda(x):
-        from agentrig.forest import triton_merge
+        from agentrig_forest import triton_merge
 
         triton_merge.add(x, rows, values, first=first)
     elif first:

@@ -1,11 +1,11 @@
-"""Triton kernels that save rows of results and gradients of attention; `agentrig.forest.levels` imports them on CUDA.
+"""Triton kernels that save rows of results and gradients of attention; `agentrig_forest.levels` imports them on CUDA.
 
 torch's kernels for rows given by their numbers take several times as long.
 """
 
 from __future__ import annotations
 
-import torch  # noqa: TID253  (imported with a learner only)
+import torch
 import triton
 import triton.language as tl
 

@@ -6,8 +6,8 @@ import functools
 import importlib.util
 from typing import Any
 
-import torch  # noqa: TID253  (imported with a learner only)
-from torch.nn import functional  # noqa: TID253
+import torch
+from torch.nn import functional
 
 
 @functools.cache

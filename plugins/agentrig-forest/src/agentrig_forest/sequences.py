@@ -7,11 +7,11 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch  # noqa: TID253  (only the learner and fine-tuning import this module)
+import torch
 
-from agentrig.forest.attention import Layout, layout_of
-from agentrig.forest.segments import Pack, grow, packs, rows
-from agentrig.forest.segments import Sample as Sample
+from agentrig_forest.attention import Layout, layout_of
+from agentrig_forest.segments import Pack, grow, packs, rows
+from agentrig_forest.segments import Sample as Sample
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch  # noqa: TID253  (only the learner and fine-tuning import this module)
-from torch.utils.checkpoint import checkpoint  # noqa: TID253
+import torch
+from torch.utils.checkpoint import checkpoint
 
-from agentrig.forest.attention import NAME, use
-from agentrig.forest.head import fits, logprobs
-from agentrig.forest.sequences import Batch
+from agentrig_forest.attention import NAME, use
+from agentrig_forest.head import fits, logprobs
+from agentrig_forest.sequences import Batch
 
 SHARING = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose tokens are shared between samples: their logits are one linear map of the last hidden state, and

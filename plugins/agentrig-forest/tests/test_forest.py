@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from agentrig_forest import attention, levels, lse, scoring, sequences
+from agentrig_forest.segments import grow, packs
+from fixtures import LLAMA_3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrig import Triplet
-from agentrig.forest import attention, levels, lse, scoring, sequences
-from agentrig.forest.segments import grow, packs
-
-from .conftest import LLAMA_3
 
 
 @st.composite
