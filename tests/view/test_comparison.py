@@ -277,6 +277,9 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     each = compare([*seeds, other], each=True)
     assert [line["runs"] for line in each.lines] == [["run-0"], ["run-1"], ["run-2"], ["other"]]
     assert each.rows == found.rows
+    five = attrs.evolve(found, lines=[{**pooled, "runs": list("abcde")}, alone])
+    weak = ["A range of fewer than five runs is weak evidence" in some.table().note for some in (found, each, five)]
+    assert weak == [True, False, False]
 
 
 def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(

@@ -69,6 +69,13 @@ POOLED = (
     "A line of several runs, which differ only in their seed, has means, and the least and the greatest. Its interval "
     "is that of the mean over the held-out tasks."
 )
+FEW_RUNS = 5
+"""Of fewer runs, the least and the greatest are weak evidence: another one is outside with probability 2 / (n + 1)."""
+
+FEW = (
+    "A range of fewer than five runs is weak evidence: with three runs, another seed lies outside it about half of "
+    "the time."
+)
 REPEATED = "Runs of the same settings and the same seed are repeats: they say nothing about other seeds."
 TESTED = "p: chance among tasks, for these runs; other seeds may differ more, so the ranges must not overlap, either."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
@@ -217,6 +224,8 @@ class Comparison:
             notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
         if len(self.lines) < len(self.rows):
             notes.append(POOLED)
+        if any(1 < len(line["runs"]) < FEW_RUNS for line in self.lines):
+            notes.append(FEW)
         if any(len(set(line["seeds"])) < len(line["seeds"]) for line in self.lines):
             notes.append(REPEATED)
         if any(len(line["chain"]) > 1 for line in self.lines):
