@@ -224,8 +224,6 @@ class Comparison:
             notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
         if len(self.lines) < len(self.rows):
             notes.append(POOLED)
-        if any(1 < len(line["runs"]) < FEW_RUNS for line in self.lines):
-            notes.append(FEW)
         if any(len(set(line["seeds"])) < len(line["seeds"]) for line in self.lines):
             notes.append(REPEATED)
         if any(len(line["chain"]) > 1 for line in self.lines):
@@ -239,6 +237,7 @@ class Comparison:
         tests = [*map(_told_between, self.between)]
         if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
             tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
+        tests += [FEW] if any(1 < len(line["runs"]) < FEW_RUNS for line in self.lines) else []
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
         return tables.Table(title="Comparison", heads=heads, rows=rows, note=note)
 
@@ -686,7 +685,7 @@ def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
         return NOTHING
     least, greatest = text(of["least"]), text(of["greatest"])
     between = " to " if least.startswith(("+", "-")) else "–"
-    spread = f" ({least}{between}{greatest})" if of["least"] != of["greatest"] else ""
+    spread = f" ({least}{between}{greatest})" if least != greatest else ""
     unknown = f", {of['unknown']} unknown" if of["unknown"] else ""
     return f"{text(of['mean'])}{spread}{unknown}"
 
