@@ -192,11 +192,10 @@ class Session(Protocol):
         """Close a training step: metrics, observers, checks.
 
         Args:
-            metrics: The algorithm's figures. `weight_change` (L2 norm of the step's change of all
-                trained weights) is required, except of one that trains prompts: 0.0 twice in a row, or NaN, stops the
-                run. `loss` and
-                `grad_norm` (L2 norm of the gradient before clipping) are checked if present:
-                NaN or infinity twice in a row stops the run.
+            metrics: The algorithm's figures, without those that have no value in this step. `weight_change` (L2 norm
+                of the step's change of all trained weights) is required, except of one that trains prompts: 0.0 twice
+                in a row, or NaN, stops the run. `loss` and `grad_norm` (L2 norm of the gradient before clipping) are
+                checked if present: NaN or infinity twice in a row stops the run.
             time_s: Wall seconds by part. The report plots `rollout`, `reward` and `update`; others
                 may be added.
             digests: What a resumed run and the auditor need to know of the learner: `weights`, a digest of the new

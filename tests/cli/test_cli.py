@@ -123,6 +123,15 @@ def test_the_keys_that_recipes_set_are_shown_first() -> None:
     assert set(described["settings"]) == set(keys)
 
 
+def test_a_kind_shows_its_components() -> None:
+    lines = invoke("plugins", "show", "credit").stdout.splitlines()
+    assert lines[0] == "credit: says what each of the agent's calls is worth, from the rewards"
+    assert lines[-1] == "The keys of one: agentrig plugins show NAME --kind credit"
+    described = json.loads(invoke("plugins", "show", "credit", "--json").stdout)
+    assert [each["name"] for each in described] == [line.split()[0] for line in lines[1:-1]]
+    assert {each["kind"] for each in described} == {"credit"}
+
+
 def cpu_of(*words: str) -> float:
     """Return the CPU seconds of a run of the command line."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -272,11 +272,16 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     assert "seeds 0, 1, 2" in found.table().rows[0][0]
     shares = zip(("before", "after", "gain"), (0.0806, 0.3824, 0.3018), strict=True)
     moved = {key: {"mean": of, "least": of, "greatest": of, "unknown": 0} for key, of in shares}
+    moved["wall_s"] = {"mean": 60.0, "least": 59.7, "greatest": 60.4, "unknown": 0}
     cells = attrs.evolve(found, lines=[{**pooled, **moved}]).table().rows[0]
     assert (cells[1].split("\n")[0], cells[2].split("\n")[0]) == ("8.1 → 38.2", "+30.1 points")
+    assert "\n1 min 0 s on cpu" in cells[3], "a range whose ends read the same is none"
     each = compare([*seeds, other], each=True)
     assert [line["runs"] for line in each.lines] == [["run-0"], ["run-1"], ["run-2"], ["other"]]
     assert each.rows == found.rows
+    five = attrs.evolve(found, lines=[{**pooled, "runs": list("abcde")}, alone])
+    weak = ["A range of fewer than five runs is weak evidence" in some.table().note for some in (found, each, five)]
+    assert weak == [True, False, False]
 
 
 def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(

@@ -157,6 +157,24 @@ def test_numbers_are_moved_apart_within_the_drawing(places: list[float], found: 
     assert sorted(range(len(places)), key=lambda i: (places[i], i)) == sorted(range(len(moved)), key=moved.__getitem__)
 
 
+def test_steps_without_an_update_are_gaps_in_the_curves_of_the_algorithm(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", steps=8))
+    for row in run.steps:
+        idle = row["step"] in (1, 4, 5, 6)
+        row["calls"] = {"recorded": 16, "trained": 0 if idle else 16}
+        row["algorithm"] |= {} if idle else {"entropy": 0.1 * row["step"]}
+    (plot,) = (plot for plot in plots_of([run], axis="time") if plot.name == "entropy, nats")
+    drawing = parsed(plot)
+    parts = [(line.get("class"), len(line.get("points", "").split())) for line in drawing.iter("polyline")]
+    assert parts == [("faint series-2", 2), ("faint series-2", 2), ("line series-2", 3), ("line series-2", 2)]
+    assert [title.partition(":")[0] for title in titles(drawing)] == ["step 2", "step 3", "step 7", "step 8"]
+    assert [step for step, *_ in json.loads(points_of(plot))["lines"][0]["points"]] == [2, 3, 7, 8]
+    rows = [row.split(",") for row in plot.csv().splitlines()[1:]]
+    assert [(row[0], row[2][:4], row[3][:4]) for row in rows][2:6] == [
+        ("3", "0.30", "0.25"), ("4", "", "0.30"), ("5", "", ""), ("6", "", "")
+    ]  # fmt: skip
+
+
 def test_long_runs_are_drawn_with_a_bounded_number_of_points(tmp_path: Path) -> None:
     steps = list(range(1, 5001))
     line = parsed(Plot(name="x", lines=[Line(label="a", xs=steps, ys=[float(s % 7) for s in steps])]))

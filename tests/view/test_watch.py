@@ -305,9 +305,11 @@ def test_before_and_after_is_a_page_that_begins_with_examples(tmp_path: Path, mo
     assert f"Of 40 tasks, {better} went from wrong to right and {worse} from right to wrong (sign test p" in said
     assert text.count("<h1>") == 1
     assert "<h1>Before and after</h1>" in text
-    assert text.index('<article class="pair">') < text.index("<h2>")
+    assert text.index('<article class="pair">') < text.index("<h2")
     after = re.sub("<article.*?</article>", "", text, flags=re.DOTALL)
-    assert re.findall("<h2>(.*?)</h2>", after)[0] == "Held-out accuracy"
+    tables = re.findall('<h2 id="(.*?)">(.*?)</h2>', after)
+    assert [title for _, title in tables][:2] == ["Held-out accuracy by half", "Held-out accuracy by trained calls"]
+    assert [f'<a href="#{id}">{title}</a>' for id, title in tables] == re.findall('<a href="#.*?</a>', text)
     assert not re.search("<h2[^>]*>(Checks|Algorithm|Time|Run|Curves)<", text)
     first = re.search(r'<div class="side">\s*<header>.*?</header>\s*<p class="verdict wrong">', text, re.DOTALL)
     assert first is not None, "each side begins with its verdict"

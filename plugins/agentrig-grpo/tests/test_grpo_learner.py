@@ -319,7 +319,9 @@ def test_groups_without_advantage_cost_nothing(make_model, logprobs, passes):
     assert with_them["computed_tokens"] == without["computed_tokens"]
     assert with_them["traced_tokens"] == without["traced_tokens"]
     nothing = [attrs.evolve(s, advantage=0.0) for s in samples]
-    assert learner_of(make_model(), **passes).update(nothing, step=1)["computed_tokens"] == 0
+    idle = learner_of(make_model(), **passes).update(nothing, step=1)
+    counts = {"updates", "trained_tokens", "computed_tokens", "traced_tokens", "repeated_tokens", "weight_change"}
+    assert idle == {**dict.fromkeys(counts, 0.0), "sharing": 1.0}, "nothing is measured: no entropy, no gradient norm"
 
 
 def learner_in_8_bits(model, **settings):

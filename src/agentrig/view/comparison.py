@@ -69,6 +69,13 @@ POOLED = (
     "A line of several runs, which differ only in their seed, has means, and the least and the greatest. Its interval "
     "is that of the mean over the held-out tasks."
 )
+FEW_RUNS = 5
+"""Of fewer runs, the least and the greatest are weak evidence: another one is outside with probability 2 / (n + 1)."""
+
+FEW = (
+    "A range of fewer than five runs is weak evidence: with three runs, another seed lies outside it about half of "
+    "the time."
+)
 REPEATED = "Runs of the same settings and the same seed are repeats: they say nothing about other seeds."
 TESTED = "p: chance among tasks, for these runs; other seeds may differ more, so the ranges must not overlap, either."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
@@ -230,6 +237,7 @@ class Comparison:
         tests = [*map(_told_between, self.between)]
         if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
             tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
+        tests += [FEW] if any(1 < len(line["runs"]) < FEW_RUNS for line in self.lines) else []
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
         return tables.Table(title="Comparison", heads=heads, rows=rows, note=note)
 
@@ -677,7 +685,7 @@ def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
         return NOTHING
     least, greatest = text(of["least"]), text(of["greatest"])
     between = " to " if least.startswith(("+", "-")) else "–"
-    spread = f" ({least}{between}{greatest})" if of["least"] != of["greatest"] else ""
+    spread = f" ({least}{between}{greatest})" if least != greatest else ""
     unknown = f", {of['unknown']} unknown" if of["unknown"] else ""
     return f"{text(of['mean'])}{spread}{unknown}"
 

@@ -71,15 +71,22 @@ def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> t
     """Return the steps and values of a training curve: means of up to 16 steps, of a binned run of each 16.
 
     In a short run they are of a quarter of its steps, and of two at least. Of a binned run, steps 1 to 16 are one bin,
-    which is drawn at its last step; a bin that has not ended is drawn at its latest.
+    which is drawn at its last step; a bin that has not ended is drawn at its latest. NaN, a step without a value, is no
+    part of a mean.
     """
     if not run.binned:
         width = window(run, len(values))
-        return steps, [mean(values[max(0, i - width) : i]) or 0.0 for i in range(1, len(values) + 1)]
+        return steps, [mean_of_known(values[max(0, i - width) : i]) for i in range(1, len(values) + 1)]
     bins: dict[int, list[tuple[float, float]]] = {}
     for step, value in zip(steps, values, strict=True):
         bins.setdefault(int(step - 1) // SMOOTHING, []).append((step, value))
-    return [found[-1][0] for found in bins.values()], [mean([v for _, v in found]) or 0.0 for found in bins.values()]
+    return [found[-1][0] for found in bins.values()], [mean_of_known([v for _, v in found]) for found in bins.values()]
+
+
+def mean_of_known(values: Sequence[float]) -> float:
+    """Return the mean of the values that are not NaN; NaN without any."""
+    found = mean([value for value in values if not math.isnan(value)])
+    return math.nan if found is None else found
 
 
 def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
@@ -95,6 +102,19 @@ def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
             steps.append(int(row["step"]))
             values.append(found)
     return steps, values
+
+
+def with_gaps(run: RunData, *path: str) -> tuple[list[int], list[float]]:
+    """Return the same as `series`, with NaN for a step in which nothing was trained, if the algorithm has no value."""
+    idle = set(without_update(run)) if path[0] == "algorithm" else set()
+    measured = dict(zip(*series(run, *path), strict=True))
+    steps = sorted(measured.keys() | idle) if measured else []
+    return steps, [measured.get(step, math.nan) for step in steps]
+
+
+def without_update(run: RunData) -> list[int]:
+    """Return the steps in which no call was trained, for example because all groups had a single reward each."""
+    return [int(row["step"]) for row in run.steps if dig(row, "calls", "trained") == 0]
 
 
 def trained(run: RunData, key: str) -> tuple[list[int], list[float]]:

@@ -7,6 +7,7 @@ import io
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import attrs
 
@@ -58,7 +59,7 @@ class Line:
         kind: Beside other runs: what the line shows of its run, such as `validation`.
         tag: Beside other runs: the run's number, which is at the end of its curve and in the legend.
         xs: Where its points are on the x axis, in order.
-        ys: Their values.
+        ys: Their values; NaN where a step has none: the line has a gap there.
         color: The number of its colour.
         faint: Draw it pale, behind the others.
         dashed: Draw it dashed.
@@ -89,6 +90,17 @@ class Line:
     def at(self) -> Sequence[float]:
         """The step of each point."""
         return self.steps or self.xs
+
+    @property
+    def known(self) -> Line:
+        """The line with only those of its points that have a value."""
+        return self.only([i for i, y in enumerate(self.ys) if not math.isnan(y)])
+
+    @property
+    def parts(self) -> list[Line]:
+        """The parts of the line between its gaps, each without one."""
+        parts = groupby(range(len(self.ys)), key=lambda i: math.isnan(self.ys[i]))
+        return [self.only([*places]) for gap, places in parts if not gap]
 
     def only(self, kept: Sequence[int]) -> Line:
         """Return the line with these of its points."""
@@ -162,7 +174,7 @@ class Plot:
             ends = line.intervals or [None] * len(line.xs)
             for x, y, step, interval in zip(line.xs, line.ys, line.at, ends, strict=True):
                 row = rows.setdefault((line.run, x, step), {"step": step, AXES[self.axis]: x})
-                row.update(zip(columns, (y, *(interval or ())), strict=False))
+                row.update(zip(columns, ("" if math.isnan(y) else y, *(interval or ())), strict=False))
         text = io.StringIO()
         writer = csv.DictWriter(text, list(names), extrasaction="ignore")
         writer.writeheader()
@@ -233,7 +245,7 @@ def plots_of(
     more = {name for name, _, _ in METRICS[1:]}
     found = [attrs.evolve(plot, more=plot.name in more) for plot in found]
     places = [figures.places(run, axis) for run in runs]
-    shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
+    shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.known.xs]) for plot in found]
     shown = [_placed(plot, axis, places, window) for plot in shown if plot.lines]
     return [plot for plot in shown if plot.lines]
 
@@ -251,7 +263,7 @@ def _placed(
             line = attrs.evolve(line, steps=line.xs, xs=[known[int(step)] for step in line.xs])
         first, last = bisect_left(line.xs, low), bisect_right(line.xs, high)
         lines.append(line.only(range(first, last)))
-    lines = [line for line in lines if line.xs]
+    lines = [line for line in lines if line.known.xs]
     shown = None
     if lines and window != (None, None):
         xs = [x for line in lines for x in (line.xs[0], line.xs[-1])]
@@ -335,7 +347,7 @@ def _measured(runs: Sequence[RunData], key: str) -> list[Line]:
 
 
 def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "", from_zero: bool = True) -> Plot:
-    lines = [line for pen in _pens(runs) for line in pen.trained("", 2, figures.series(pen.run, *path))]
+    lines = [line for pen in _pens(runs) for line in pen.trained("", 2, figures.with_gaps(pen.run, *path))]
     return Plot(name=name, lines=lines, from_zero=from_zero, caption=caption)
 
 

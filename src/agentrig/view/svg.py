@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 from markupsafe import Markup, escape
 
-from agentrig.figures import mean
+from agentrig.view.figures import mean_of_known
 from agentrig.view.plots import Line, Plot, apart
 
 WIDTH, HEIGHT = 620.0, 250.0
@@ -38,7 +38,7 @@ def svg(plot: Plot) -> Markup:
     shapes += _tags(plot.tagged, frame)
     spoken = "; ".join(
         f"{_said(plot, line)}: from {line.ys[0]:.3g} to {line.ys[-1]:.3g}{plot.unit}"
-        for line in lines
+        for line in (line.known for line in lines)
         if not line.faint
     )
     return Markup(
@@ -60,7 +60,7 @@ def points_of(plot: Plot) -> str:
                 for step, x, y in zip(line.at, line.xs, line.ys, strict=True)
             ],
         }
-        for said, line in zip(_beside(plot, lines), lines, strict=True)
+        for said, line in zip(_beside(plot, lines), (line.known for line in lines), strict=True)
     ]
     ends = {"left": LEFT, "right": WIDTH - frame.right, "bottom": HEIGHT - BOTTOM, "from": frame.x0, "to": frame.x1}
     of = max(math.ceil(len(whole.xs) / len(line.xs)) for whole, line in zip(plot.lines, lines, strict=True))
@@ -70,7 +70,7 @@ def points_of(plot: Plot) -> str:
 def _framed(plot: Plot) -> tuple[list[Line], Frame]:
     """Return the lines as they are drawn, and the ranges of the axes."""
     lines = [_thinned(line) for line in plot.lines]
-    values = [y for line in lines for y in (*line.ys, *(end for ends in line.intervals if ends for end in ends))]
+    values = [y for line in lines for y in (*line.known.ys, *(end for ends in line.intervals if ends for end in ends))]
     first, last = plot.window or (min(line.xs[0] for line in lines), max(line.xs[-1] for line in lines))
     low = min(0.0, *values) if plot.from_zero and plot.window is None else min(values)
     least = 1.0 if all(float(value).is_integer() for value in values) else 0.0  # there is no half of a rollout
@@ -104,7 +104,7 @@ def key(line: Line) -> Markup:
 def _tags(lines: Sequence[Line], frame: Frame) -> Iterator[str]:
     """Yield the number of each run, behind the last point of its curve."""
     groups: dict[int, list[Line]] = {}
-    for line in lines:
+    for line in (line.known for line in lines):
         groups.setdefault(round(frame.x(line.xs[-1]) / TAG_WIDTH), []).append(line)
     for several in groups.values():
         ys = apart([frame.y(line.ys[-1]) for line in several], TAG_HEIGHT, TOP, HEIGHT - BOTTOM)
@@ -114,15 +114,18 @@ def _tags(lines: Sequence[Line], frame: Frame) -> Iterator[str]:
 
 
 def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
-    points = [(frame.x(x), frame.y(y)) for x, y in zip(line.xs, line.ys, strict=True)]
-    if line.joined and len(points) > 1:
-        kind = "faint" if line.faint else "line dashed" if line.dashed else "line"
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        yield f'<polyline class="{kind} series-{line.color}" points="{path}"/>'
-    if line.faint and 1 < len(points) <= MOST_DOTS:
-        for (px, py), x, y in zip(points, line.at, line.ys, strict=True):
-            said = f"<title>step {x:g}: {y:.4g}{escape(unit)}</title>"
-            yield f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" class="raw series-{line.color}">{said}</circle>'
+    parts, line = line.parts, line.known
+    kind = "faint" if line.faint else "line dashed" if line.dashed else "line"
+    for part in parts if line.joined else ():
+        if len(part.xs) > 1:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _places(part, frame))
+            yield f'<polyline class="{kind} series-{line.color}" points="{path}"/>'
+    points, alone = _places(line, frame), {part.xs[0] for part in parts if len(part.xs) == 1}
+    if line.faint and len(points) > 1:
+        for (px, py), x, step, y in zip(points, line.xs, line.at, line.ys, strict=True):
+            if len(points) <= MOST_DOTS or x in alone:
+                said = f"<title>step {step:g}: {y:.4g}{escape(unit)}</title>"
+                yield f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" class="raw series-{line.color}">{said}</circle>'
     intervals = line.intervals or [None] * len(points)
     for (x, _), ends in zip(points, intervals, strict=True):
         if ends:
@@ -139,12 +142,17 @@ def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
         yield f'<{shape} class="dot series-{line.color}"><title>{escape(said)}</title></{tag}>'
 
 
+def _places(line: Line, frame: Frame) -> list[tuple[float, float]]:
+    """Return where the points of a line are in the drawing."""
+    return [(frame.x(x), frame.y(y)) for x, y in zip(line.xs, line.ys, strict=True)]
+
+
 def _thinned(line: Line) -> Line:
     size = math.ceil(len(line.xs) / MOST_POINTS)
     if size <= 1:
         return line
     places = range(0, len(line.xs), size)
-    ys = [mean(line.ys[i : i + size]) or 0.0 for i in places]
+    ys = [mean_of_known(line.ys[i : i + size]) for i in places]
     middles = [min(len(line.xs) - 1, i + size // 2) for i in places]
     steps = [line.steps[i] for i in middles] if line.steps else ()
     return attrs.evolve(line, xs=[line.xs[i] for i in middles], ys=ys, steps=steps, intervals=())

@@ -49,7 +49,7 @@ class Figures:
             self.sampled_difference = self.sums["gap"] / self.tokens
 
     def metrics(self) -> dict[str, float]:
-        """Return the means and sums.
+        """Return the means and sums; without an update that was tried only counts, because there is nothing to measure.
 
         `entropy` is in nats, `kl` and `kl_k1` are the k3 and k1 estimates of behaviour against policy, `trained_tokens`
         the response tokens that the gradient came from, `computed_tokens` those through the model, `traced_tokens`
@@ -59,8 +59,17 @@ class Figures:
         those against the weights that the step began with (`token_losses`); `rollout_is_max` is before importance
         weights are truncated, and `rollout_is_ratio_fraction_high` the share of tokens whose weight was.
         """
-        n, sums, tried = max(self.tokens, 1), self.sums, max(len(self.norms), 1)
         found = {
+            "updates": float(self.updates),
+            "trained_tokens": float(self.tokens),
+            "computed_tokens": float(self.computed),
+            "traced_tokens": float(self.traced),
+            "repeated_tokens": float(self.repeated),
+        }
+        if not self.norms:
+            return found
+        n, sums, tried = self.tokens, self.sums, len(self.norms)
+        found |= {
             "loss": sums["loss"] / tried,
             "clip_fraction": sums["clipped"] / n,
             "ratio_mean": sums["ratio"] / n,
@@ -69,11 +78,6 @@ class Figures:
             "kl": sums["kl"] / n,
             "kl_k1": sums["kl_k1"] / n,
             "grad_norm": sum(self.norms) / tried,
-            "updates": float(self.updates),
-            "trained_tokens": float(self.tokens),
-            "computed_tokens": float(self.computed),
-            "traced_tokens": float(self.traced),
-            "repeated_tokens": float(self.repeated),
         }
         if self.sampled_difference is not None:
             found["sampled_difference"] = self.sampled_difference

@@ -149,9 +149,10 @@ class Learner:
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
 
         Returns:
-            The figures of `agentrig_grpo.figures.Figures.metrics`, the learning rate, `weight_change` (L2 norm of the
-            step's change of all trained weights), `learner_tokens_per_s` (all tokens through the model a second) and
-            `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
+            The figures of `agentrig_grpo.figures.Figures.metrics`, `weight_change` (L2 norm of the step's change of all
+            trained weights) and `sharing` (1 if shared tokens are computed once, 0 if each call is computed in full).
+            Of a step with an update also the learning rate, and `learner_tokens_per_s` (all tokens through the model a
+            second).
         """
         self.limit(True)
         try:
@@ -184,13 +185,10 @@ class Learner:
         if self.measured is not None and figures.updates:
             self.measured(int(torch.get_device_module(self._device.type).max_memory_reserved()))
             self.measured = None
-        return {
-            **figures.metrics(),
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "weight_change": self._change(figures.before),
-            "learner_tokens_per_s": figures.computed / wall,
-            "sharing": float(self.share),
-        }
+        found = figures.metrics() | {"weight_change": self._change(figures.before), "sharing": float(self.share)}
+        if figures.norms:
+            found |= {"lr": self.optimizer.param_groups[0]["lr"], "learner_tokens_per_s": figures.computed / wall}
+        return found
 
     def _one_update(self, samples: Sequence[TrainSample], figures: Figures, places: Sequence[int], step: int) -> None:
         """Accumulate a mini-batch's gradient in passes of at most `tokens` tokens, then step the optimizer.

@@ -4,7 +4,7 @@ torch's fake tensors have a shape, a dtype and a device, but no bytes. The learn
 gradient of one full pack, and a counter adds up the tensors that are alive. So the estimate follows the actual code of
 the model, gradient checkpointing, the chunks of logits and the kernels, but for one: a fake weight is of a class of its
 own, so the output head is computed by torch's operations, whose logits take 12 bytes each where the kernels of
-`agentrig.forest.head` take 4. That is 1.7 GiB of an update of 1.5B, and 15 to 25% of one of a model of 50 MB. It stands
+`agentrig_forest.head` take 4. That is 1.7 GiB of an update of 1.5B, and 15 to 25% of one of a model of 50 MB. It stands
 for what is no tensor of this code, such as libraries' workspaces: of 1.5B with 32 x 4 rows, 46.3 GiB were estimated and
 46.1 counted, so that without it the estimate would be too small.
 """

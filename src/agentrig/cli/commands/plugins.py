@@ -32,7 +32,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     agentrig plugins show langgraph-sql --graph
     """
     from agentrig.plugins.loading import load
-    from agentrig.plugins.specs import KINDS, PURPOSES
+    from agentrig.plugins.specs import KINDS
 
     with stdout_to_stderr():
         registry = load(files=files, strict=strict_plugins)
@@ -43,12 +43,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
         print_json([p.as_dict() for p in registry.plugins], indent=2)
     else:
         for kind in KINDS:
-            components = registry.components(kind)
-            if components:
-                click.echo(f"{kind}: {PURPOSES[kind]}")
-            width = max((len(c.spec.name) for c in components), default=0)
-            for c in components:
-                click.echo(printable(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})"))
+            _print_kind(registry, kind)
         click.echo("plugins")
         alike: dict[tuple[str, str, str | None], list[str]] = {}  # a distribution may bring several
         for plugin in registry.plugins:
@@ -61,8 +56,18 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     registry.check()
 
 
-def _print_plugin(plugin: PluginInfo) -> None:
+def _print_kind(registry: Registry, kind: str) -> None:
+    from agentrig.plugins.specs import PURPOSES
 
+    components = registry.components(kind)
+    if components:
+        click.echo(f"{kind}: {PURPOSES[kind]}")
+    width = max((len(c.spec.name) for c in components), default=0)
+    for c in components:
+        click.echo(printable(f"    {c.spec.name:<{width}}  {c.spec.summary}  ({c.distribution})"))
+
+
+def _print_plugin(plugin: PluginInfo) -> None:
     where = f"plugin {plugin.name}" if plugin.distribution == "file" else plugin.origin
     click.echo(f"{plugin.source}  {plugin.status}  ({where})")
     if plugin.error:
@@ -81,13 +86,14 @@ def _print_plugin(plugin: PluginInfo) -> None:
 @json_option("Print as JSON.")
 @click.pass_context
 def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Sequence[str], as_json: bool) -> None:
-    """Show a component, a section of a run file (run, runners, gateway), or a plugin.
+    """Show a component, a section of a run file (run, runners, gateway), a kind, or a plugin.
 
     Of a component or section: each key with its type, default, range and meaning, those that recipes set first; of a
-    component also where it comes from. Of a plugin: its status and its components.
+    component also where it comes from. Of a kind: its components. Of a plugin: its status and its components.
 
     \b
     agentrig plugins show grpo
+    agentrig plugins show credit
     agentrig plugins show agentrig-grpo
     agentrig plugins show runners
     agentrig plugins show langgraph-sql --graph
@@ -113,6 +119,12 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
         for plugin in () if as_json else plugins:
             _print_plugin(plugin)
         return
+    if name in SPECS and not (hits or sections or kind or graph):
+        hits = registry.components(name)
+        if hits and not as_json:
+            _print_kind(registry, name)
+            click.echo(f"The keys of one: agentrig plugins show NAME --kind {name}")
+            return
     other = [c.kind for c in everything if c.answers_to(name)] + ["section"] * (name in OWN_SECTIONS)
     if not hits and not sections and kind and other:
         named = " and ".join(dict.fromkeys(other))
@@ -120,7 +132,7 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
             f"{name} is of the kind {named}, not {kind}:\n  agentrig plugins show {name} --kind {other[0]}"
         )
     if not hits and not sections:
-        known = [*OWN_SECTIONS, *(c.spec.name for c in everything), *(p.distribution for p in registry.plugins)]
+        known = [*OWN_SECTIONS, *SPECS, *(c.spec.name for c in everything), *(p.distribution for p in registry.plugins)]
         close = nearest(name, known)
         raise LookupFailed(f'there is no component called "{name}".{close}\n  agentrig plugins lists them')
     if graph:

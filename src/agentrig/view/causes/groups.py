@@ -120,8 +120,8 @@ def entropy_fall(evidence: Evidence, left: float = ENTROPY_LEFT) -> str:
 
 
 def entropies(evidence: Evidence) -> tuple[Sequence[int], Sequence[float]]:
-    """Return the entropy of each step that trained something: where nothing was trained, 0 is written for it."""
-    idle = {line["step"] for line in evidence.run.steps if dig(line, "calls", "trained") == 0}
+    """Return the entropy of each step that trained something; of others some runs have one, which tells nothing."""
+    idle = set(figures.without_update(evidence.run))
     measured = list(zip(*figures.series(evidence.run, "algorithm", "entropy"), strict=True))
     return [s for s, _ in measured if s not in idle], [value for s, value in measured if s not in idle]
 

@@ -62,7 +62,7 @@ class Run:
             return diagnose(data)
 
     def may_be_chance(self) -> bool:
-        """Whether the change of the accuracy on its held-out tasks may be chance; False if it is not known.
+        """Whether the change of its held-out accuracy may be chance; False without a change, or if it is not known.
 
         Raises:
             AgentrigError: The directory is gone.
@@ -71,8 +71,8 @@ class Run:
         if None in (figures.held_out(data)["accuracy"][end] for end in ("before", "after")):
             return False
         with self._lock:
-            better, worse, _, judged = Evidence.of_ends(data).changed
-        return bool(judged) and sign_test(better, worse) > SIGNIFICANT
+            better, worse, _, _ = Evidence.of_ends(data).changed
+        return better != worse and sign_test(better, worse) > SIGNIFICANT
 
     def data(self) -> RunData:
         """Return what the directory has now, without its rollouts.
