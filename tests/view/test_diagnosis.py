@@ -393,6 +393,7 @@ class Recorded:
         stop: How the error begins that ended the run in its last step; empty for a run that finished.
         cause: Of this error.
         answers: Whether the agent returns any.
+        judges: Whether it returns its own reward instead.
         lift: How much held-out accuracy rises.
         parts: The first tasks, whose answers are right in part only, for half of the reward.
         told: Whether the reward says what is correct.
@@ -406,6 +407,7 @@ class Recorded:
     stop: str = ""
     cause: str = NO_SIGNAL
     answers: bool = True
+    judges: bool = False
     lift: float = 0.0
     parts: int = 0
     told: bool = True
@@ -443,6 +445,8 @@ class Recorded:
         assert made.score is not None
         value = made.score.value / 2 if group < self.parts else made.score.value
         made = attrs.evolve(made, score=attrs.evolve(made.score, value=value))
+        if self.judges:
+            return attrs.evolve(made, outcome=Outcome(own_reward=value))
         return made if self.answers else attrs.evolve(made, outcome=Outcome(answer=None))
 
     @property
@@ -477,6 +481,9 @@ RECORDED: Mapping[str, Recorded] = {
         said=["in 35 of 35 groups", "a model that is sometimes right", "does the reward take right answers for wrong?",
               "config.toml --labels 60 --out models/mini",
               "seen in step 1"],
+    ),
+    "the tasks of an agent without answers are too hard": Recorded(
+        right=[[0] * 5] * 7, stop=ZERO, judges=True, causes=["tasks-too-hard"], unsaid=["the same answer"]
     ),
     "the tasks are too easy": Recorded(right=[[8] * 9] * 5, stop=ZERO, causes=["tasks-too-easy"]),
     "rewards of parts rise and no answer is right": Recorded(
@@ -616,6 +623,17 @@ def test_why_and_the_end_of_train_name_the_same_cause_of(tmp_path: Path, name: s
         assert shown.splitlines()[0] == case.message.splitlines()[0]
         assert f"agentrig why {run}" in shown
         assert shown.count("for example") == 1
+
+
+def test_an_agent_without_answers_is_compared_by_what_the_model_replied(tmp_path: Path) -> None:
+    run = Recorded(right=[[4] * 5]).write(tmp_path / "run")
+    for step in (0, 1):
+        made = [rollout_of(i, right=i == step, mode="report", step=step) for i in range(4)]
+        judged = [attrs.evolve(r, outcome=Outcome(own_reward=float(i == step))) for i, r in enumerate(made)]
+        RunDirectory(run).write_rollouts(judged, mode="report", step=step)
+    assert Evidence.of(read_run(run)).changed == (1, 1, 2, 4)
+    alike = Recorded(right=[[0, 8, 8, 0, 0, 8, 8]] * 7, stop=ALIKE, judges=True).write(tmp_path / "alike")
+    assert [f.cause for f in diagnose(alike).problems] == ["zero-variance-groups"], "and not no-exploration"
 
 
 def test_wrong_answers_after_calls_that_failed_follow_from_these(tmp_path: Path) -> None:

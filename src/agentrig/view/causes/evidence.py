@@ -62,6 +62,7 @@ class StepFacts:
         same_right: Those with a single reward, all correct.
         same_wrong: Those with a single reward, none correct.
         same_answer: Those with a single answer.
+        judged_only: Groups whose agent returned rewards without answers, so that nobody knows how alike these were.
         stuck: The task of each group of `same_wrong`.
         alive: Tasks with a correct rollout, or unlike rewards in a group.
         tried: Tasks with a scored rollout.
@@ -94,6 +95,7 @@ class StepFacts:
     same_right: int = 0
     same_wrong: int = 0
     same_answer: int = 0
+    judged_only: int = 0
     stuck: Sequence[str] = ()
     alive: Collection[str] = ()
     tried: Collection[str] = ()
@@ -129,6 +131,11 @@ def _reason(details: Any) -> str:
         return ""
 
 
+def _judged_only(row: Mapping[str, Any]) -> bool:
+    """Whether the agent returned a reward and no answer, as agents of Agent Lightning do."""
+    return row["answer"] == "null" and row["own_reward"] is not None
+
+
 def facts_of(file: RolloutFile) -> StepFacts:
     """Return the counts of a file of training rollouts."""
     failures: Counter[str] = Counter()
@@ -156,6 +163,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
     several = [rows for rows in groups.values() if len(rows) > 1]
     same = [rows for rows in several if len({row["value"] for row in rows}) == 1]
     stuck = [rows for rows in same if not any(map(is_correct, rows))]
+    answering = [rows for rows in several if not all(map(_judged_only, rows))]
     unlike = [rows for rows in several if len({row["value"] for row in rows}) > 1]
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
@@ -193,14 +201,19 @@ def facts_of(file: RolloutFile) -> StepFacts:
         tried={str(row["task_id"]) for row in scored},
         solved={str(row["task_id"]) for row in scored if is_correct(row)},
         reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
-        same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
+        same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
+        judged_only=len(several) - len(answering),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )
 
 
 def measured_of(file: RolloutFile) -> Measured:
-    """Return the measurement that a file of rollouts holds."""
-    rows = rollout_rows([file], ("id", "task_id", "failure", "value", "correct", "answer"), decode=False)
+    """Return the measurement that a file of rollouts holds; an agent without answers said what the model replied."""
+    columns = ("id", "task_id", "failure", "value", "correct", "answer", "own_reward")
+    rows = list(rollout_rows([file], columns, decode=False))
+    if any(map(_judged_only, rows)):
+        replies = {row["id"]: row["replies"] for row in rollout_rows([file], ("id", "replies"), decode=False)}
+        rows = [{**row, "answer": replies.get(row["id"])} if _judged_only(row) else row for row in rows]
     return {
         str(row["task_id"]): (str(row["id"]), is_correct(row), str(row["answer"]))
         for row in rows

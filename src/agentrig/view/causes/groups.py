@@ -165,6 +165,7 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
     groups, same, right, wrong, answers = (
         total(steps, key) for key in ("groups", "same", "same_right", "same_wrong", "same_answer")
     )
+    unknown = 0 < groups == total(steps, "judged_only")
     what, unit = f"{amount(groups, 'group')} (one task's rollouts in a step)", "groups"
     if not groups:  # of one rollout each
         groups = same = total(steps, "scored")
@@ -177,7 +178,7 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
     rewards = set(rewards_of(steps))
     if len(rewards) == 1 and 0.0 not in rewards and not right and answers <= 0.9 * same:
         cause, settings = "constant-reward", ("reward.use",)
-        text += f", {figure(rewards.pop())} in all of them, for different answers"
+        text += f", {figure(rewards.pop())} in all of them{'' if unknown else ', for different answers'}"
         advice = "Does the reward depend on the answer?"
     elif right > 0.9 * same:
         cause, settings = "tasks-too-easy", ("tasks.use", *size)
@@ -186,7 +187,8 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
     elif wrong > 0.9 * same:
         cause = "tasks-too-hard"
         settings = ("tasks.use", "reward.use", "algorithm.model", *size, "algorithm.temperature")
-        text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
+        text += f", and in {wrong} of these no answer was correct"
+        text += "" if unknown else f"; in {answers} all rollouts gave the same answer"
         if evidence.none_right:
             text = f"none of {count(evidence.total('scored'))} training answers was right; {text}"
         advice = _easier(evidence)
