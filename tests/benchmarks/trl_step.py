@@ -4,10 +4,12 @@
 
 vLLM runs inside TRL's process (`vllm_mode="colocate"`), so torch's limit of a process stands for a smaller card: both
 together get `--memory-gib` less what `--context-gib` says that the process takes beside torch, and vLLM its share
-(`--share`, TRL's default of 0.3) of the limit, not of the card. Weights are fp32 and computed in bf16, frozen ones
-bf16; all else is TRL's default, gradient checkpointing among it. End of text is ignored, so that each step trains the
-stated number of tokens: the script fails if one trains fewer. `--batch` is `per_device_train_batch_size`. Prints the
-medians of the steps after the second, and the most memory of the card by `nvidia-smi`. Needs trl 1.16 beside the
+(`--share`, TRL's default of 0.3) of the limit, not of the card. With `--sleep` torch counts what sleeps as taken, and
+gets that much more. Weights are fp32 and computed in bf16, frozen ones bf16; all else is TRL's default, gradient
+checkpointing among it. End of text is ignored, so that each step trains the stated number of tokens: the script fails
+if one trains fewer, or if the card's peak is above the limit. `--batch` is `per_device_train_batch_size`. Prints the
+medians of the steps after the second, and the most memory of the card by `nvidia-smi`. Run one at a time on a host:
+vLLM's port is fixed. Needs trl 1.16 beside the
 packages of agentrig's GPU stack. On a CPU: --shape 18m --rows 2x4x64+16 --batch 4, without vLLM.
 """
 
@@ -77,7 +79,8 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     card = torch.cuda.get_device_properties(0).total_memory / 2**30 if cuda else 1.0
     limit = options.memory_gib or card
     if cuda and options.memory_gib:
-        torch.cuda.set_per_process_memory_fraction((limit - options.context_gib) / card)
+        asleep = options.share * limit if options.sleep else 0.0  # torch goes on counting what vLLM has given back
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (limit - options.context_gib + asleep) / card))
     begun: list[float] = []
     spent = {"generation": 0.0, "tokens": 0.0}
     steps: list[dict[str, float]] = []
@@ -155,7 +158,10 @@ def main() -> None:
         raise SystemExit(f"steps {short} did not train the {expected} tokens that they should")
     late = steps[2:] or steps
     figures = {key: round(statistics.median(step[key] for step in late), 3) for key in ("step", "generation")}
+    above = bool(options.memory_gib and peak and max(peak) / 1024 > options.memory_gib)
     print(json.dumps(figures | {"peak_gib": max(peak) / 1024 if peak else None, "options": vars(options)}), flush=True)
+    if above:
+        raise SystemExit("the card's peak is above the limit")
 
 
 if __name__ == "__main__":
