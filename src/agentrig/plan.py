@@ -638,7 +638,7 @@ def resolve(
     Raises:
         ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
-    from agentrig.plugins.loading import load
+    from agentrig.plugins.loading import each_once, load
 
     # Read: the run file, the overrides, the plugins.
     name = source or "mini"
@@ -649,8 +649,7 @@ def resolve(
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of server and credit.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
-    # A run's config.toml names its plugin files; one that is given again is the same plugin.
-    needed = list({str(Path(file).resolve()): file for file in [*_strings(wanted, "plugins"), *files]}.values())
+    needed = each_once([*_strings(wanted, "plugins"), *files])  # a run's config.toml names its plugin files
     try:
         registry = load(block=_strings(wanted, "block"), files=needed, strict=strict_plugins)
     except PluginError as error:
@@ -683,9 +682,8 @@ def resolve(
             selecting.merge(merged, settings, registry)
     overridden = any((section, key) == ("run", "plugins") for section, key, _ in parsed)
     if files or overridden:  # absolute, so that a resumed run finds them from any folder
-        own_files = _strings(merged["run"], "plugins")
-        own_files = [str(Path(f).resolve()) for f in own_files] if overridden else own_files
-        merged["run"]["plugins"] = [*own_files, *(str(Path(f).resolve()) for f in files)]
+        together = each_once([*_strings(merged["run"], "plugins"), *files])
+        merged["run"]["plugins"] = [str(Path(file).expanduser().resolve()) for file in together]
     for section, names in ((observing.SECTION, observers), (observing.TRACKERS, trackers)):
         if names:
             merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
