@@ -29,6 +29,9 @@ MISSED = "agentrig.missed"
 CUT = "agentrig.cut"
 """Attribute of a rollout's root span: how many calls the gateway cut because the rollout had ended."""
 
+ABORTED = "agentrig.aborted"
+"""Attribute of a call with an error: the agent itself ended it, so the error is none of the server's."""
+
 IGNORED = "agentrig.ignored"
 """Attribute of a call: the fields of its request that have no effect on the run's model, such as `reasoning`."""
 
@@ -75,6 +78,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "gen_ai.response.id": "LLM call: the completion's id",
     SENT: "LLM call: a digest of the messages that the agent's client sent, for the auditor",
     HANDED: "LLM call that is no stream: a digest of the message that the agent's client got back",
+    ABORTED: "LLM call with an error: the agent ended it before its answer was complete",
     SERVER: "LLM call: the server, if it is not the run's; such a call has no token ids",
     NODE: "chain: the name of the graph node or chain",
     MODEL: "LangChain's model, around its call: the name of its class",

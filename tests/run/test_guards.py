@@ -31,7 +31,7 @@ from agentrig.run.guards import (
     warn_of_sampling,
 )
 from agentrig.run.metrics import count_failures, count_nodes, reason_of, warn_of_new_failures
-from agentrig.traces import ASKED, LLM_CALL, SERVER, Trace
+from agentrig.traces import ABORTED, ASKED, LLM_CALL, SERVER, Trace
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
 
@@ -200,6 +200,11 @@ def test_a_constant_reward_after_calls_that_failed_says_why_they_failed() -> Non
         str(caught.value)
     )
     assert caught.value.cause == "call-errors"
+    left = attrs.evolve(half.spans[-1], attributes={ABORTED: True})
+    aborted = attrs.evolve(half, spans=(*half.spans[:-1], left))
+    with pytest.raises(RunStopped, match="the agent ended 2 of 4 calls to the model before their answers") as caught:
+        check_rewards([rollout(0.0, trace=aborted), rollout(0.0, trace=aborted)], step=1)
+    assert caught.value.cause == "aborted-calls"
     with pytest.raises(RunStopped) as caught:
         check_rewards([rollout(0.0, trace=half), rollout(0.0, trace=whole)], step=1)
     assert caught.value.cause == NO_SIGNAL

@@ -38,6 +38,7 @@ SEEN_IN_ROLLOUTS = frozenset(
         "no-answers",
         "calls-not-recorded",
         "call-errors",
+        "aborted-calls",
         "unmatched-calls",
         NO_SIGNAL,
         "sampled-differently",

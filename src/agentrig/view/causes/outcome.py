@@ -66,7 +66,10 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "weights-not-arriving": ("learning-rate-too-large", "weights-unchanged", "learning-rate-too-small"),
     "sampled-differently": ("learning-rate-too-large", "weights-unchanged"),
     "server-failed": ("failures", "call-errors"),
-    "call-errors": ("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration"),
+    **dict.fromkeys(
+        ("call-errors", "aborted-calls"),
+        ("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration"),
+    ),
 }
 """What follows from a cause that only the run itself can see."""
 
@@ -76,6 +79,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "other-server": ("agent.use",),
     "calls-not-recorded": ("agent.use",),
     "call-errors": ("algorithm.model", "server.use", "agent.use"),
+    "aborted-calls": ("agent.use",),
     "several-choices": ("agent.use",),
     "other-sampling": ("agent.use", "algorithm.temperature", "adapter.match"),
     "tasks-too-easy": ("tasks.use",),
