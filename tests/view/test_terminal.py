@@ -17,7 +17,6 @@ from rich.console import Console
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.cli.entry import Printable, main
 from agentrig.rollouts import Rollout
-from agentrig.run.directory import dev_command
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
 from agentrig.traces import LLM_CALL
@@ -285,7 +284,6 @@ def test_no_command_that_needs_the_script_is_named_at_the_end_of_its_run(tmp_pat
     assert f"export  agentrig export {run} my-model" in text
     assert "eval    by the script, with the exported model: only the script has the agent and the tasks" in text
     assert f"resume  agentrig run --resume {run} --set algorithm.steps=4 script.py" in text
-    assert dev_command(run) == f"agentrig watch {run}"
 
 
 @pytest.mark.parametrize("words", [["dev"], ["eval", "--endpoint", "http://127.0.0.1:9/v1"], ["audit"]])
