@@ -18,7 +18,7 @@ from agentrig.errors import RunStopped
 from agentrig.figures import SIGNIFICANT, number, sign_test
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
-from agentrig.run.metrics import count_failures, failure_lines, reason_of
+from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.servers import Server
 from agentrig.text import amount, cut, flat, json_text
 from agentrig.traces import ABORTED, ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
@@ -75,8 +75,7 @@ def check_failures(
         f"step {step}: {failed} {mode_name(mode)} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
-    reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
-    lines += [f"  {line}" for line in failure_lines(failures, reasons)]
+    lines += [f"  {line}" for line in failure_lines(failure_reasons(rollouts))]
     if missed := missed_calls(rollouts):
         lines.append(f"  {missed}")
     raise RunStopped("\n".join(lines), cause="failures")
