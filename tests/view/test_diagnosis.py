@@ -31,6 +31,7 @@ from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.training import train
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
+from agentrig.text import alike
 from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
 from agentrig.view.causes.evidence import Evidence, StepFacts
 from agentrig.view.causes.finding import Finding
@@ -236,7 +237,7 @@ def test_an_example_of_a_failed_rollout_is_in_words(
 
 def failed(messages: Sequence[str]) -> Finding:
     """Return what is found of a step with these reasons of `reward-invalid`, and as many rollouts that did not fail."""
-    reasons = [("reward-invalid", evidence.alike(message)) for message in messages]
+    reasons = [("reward-invalid", alike(message)) for message in messages]
     facts = StepFacts(
         step=1,
         rollouts=2 * len(messages),
