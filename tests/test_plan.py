@@ -498,6 +498,7 @@ def test_a_plugin_file_that_a_run_file_names_too_is_loaded_once(
     plan = resolve(str(run), files=["examples/vote_agent.py"])
     assert plan.components["agent"].spec.name == "vote"
     assert [p.name for p in plan.registry.plugins].count("vote_agent") == 1
+    assert plan.run.plugins == [str(root / "examples" / "vote_agent.py")], "a runner loads these"
 
 
 def test_the_config_of_a_run_has_the_name_of_the_runs_recipe(tmp_path: Path) -> None:

@@ -428,12 +428,21 @@ def test_what_a_reward_changes_in_its_process_changes_no_score_and_not_the_run(t
         "socket.setdefaulttimeout(0.001)",
         "os.umask(0o777)",
         "os.chdir('/')",
-        "json.dumps = lambda *given, **more: '{}'",
+        "json.dumps = lambda *given, **more: '\"patched\"'",
+        "time.time = time.monotonic = lambda: 'now'",
         "print('a' * 300_000)",
+        repr(["json.dumps = lambda value: 'patched'; json.loads(json.dumps({}))"]),
     )
-    assert found == [[[float(i), None] for i in range(6)]] * 8
+    assert found[:-1] == [[[float(i), None] for i in range(6)]] * 9
     assert "died" not in said
     assert "Traceback" not in said
+    shares = "of the interpreter, and all code in its process shares that"
+    for replaced in ("math.isfinite", "json.dumps", "time.time, time.monotonic"):
+        assert said.count(f"the reward replaced {replaced} {shares}: put back\n") == 1
+    (((value, reason),),) = found[-1:]
+    assert value is None
+    assert reason.startswith("the reward raised JSONDecodeError: ")
+    assert reason.endswith(f"; the reward replaced json.dumps {shares}")
 
 
 @pytest.mark.parametrize("name", ["harm", "harms"])

@@ -87,6 +87,18 @@ def memory_named(what: str, cure: str) -> Iterator[None]:
         raise OutOfMemory(f"{what}: the device ran out of memory: {shortage(text)}\n  {cure}") from error
 
 
+class ModelAbsent(ConfigError):
+    """The folder that a run's model is to be in is not there; `agentrig warmup` can make one.
+
+    Args:
+        folder: As the setting names it.
+    """
+
+    def __init__(self, message: str, *, folder: str) -> None:
+        super().__init__(message)
+        self.folder = folder
+
+
 class RunInUse(AgentrigError):
     """Another running process already uses the run directory."""
 

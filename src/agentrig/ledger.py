@@ -19,12 +19,13 @@ from agentrig.adapters import Adapter, Triplet
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
 from agentrig.text import amount
-from agentrig.traces import LLM_CALL, SERVER, Span
+from agentrig.traces import ABORTED, LLM_CALL, SERVER, Span
 
 Place = Literal["trained", "masked", "dropped"]
 PLACES = ("trained", "masked", "dropped")
 
 CALL_ERROR = "call-error"
+ABORTED_CALL = "aborted-call"
 OTHER_SERVER = "other-server"
 NO_TOKEN_IDS = "no-token-ids"
 FAILED_ROLLOUT = "failed-rollout"
@@ -43,6 +44,7 @@ CRITIC_WARMUP = "critic-warmup"
 
 REASONS: Mapping[str, str] = {
     CALL_ERROR: "the call failed, or its stream broke off",
+    ABORTED_CALL: "the agent ended the call before its answer was complete",
     OTHER_SERVER: "another server than the run's answered: its tokens are from another model",
     NO_TOKEN_IDS: "the server returned no token ids",
     FAILED_ROLLOUT: "the rollout failed: there is no reward to learn from",
@@ -217,7 +219,8 @@ class Ledger:
                 elif triplets and (difference := _difference(call, triplets[0])):
                     faults["a triplet does not have its call's tokens"].append(f"{entry} ({difference})")
                 elif not triplets:
-                    entry.reason = unusable or (FAILED_ROLLOUT if rollout.failure else "")
+                    ended = unusable in ("", ABORTED_CALL) and rollout.failure  # its end took its open calls with it
+                    entry.reason = FAILED_ROLLOUT if ended else unusable
                     entry.reason = entry.reason or self._reason(rollout, call, calls)
                     if not entry.reason:
                         faults["a call that it did not report as left out has no triplet"].append(str(entry))
@@ -347,7 +350,7 @@ def _book(rows: Iterable[Mapping[str, Any]], recorded: int, *, calls: bool) -> d
 def _unusable(call: Span) -> str:
     """Return why a call cannot be trained with any adapter; '' if it can."""
     if call.error is not None:
-        return CALL_ERROR
+        return ABORTED_CALL if call.attributes.get(ABORTED) else CALL_ERROR
     if SERVER in call.attributes:
         return OTHER_SERVER
     if not call.attributes.get("response_token_ids") or not call.attributes.get("prompt_token_ids"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.correctness import Correctness
-from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, nearest_path
+from agentrig.errors import AgentrigError, ConfigError, ModelAbsent, PluginError, nearest, nearest_path
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto, composing, observing, selecting
 from agentrig.plugins.building import built
@@ -138,6 +138,7 @@ class Plan:
         gateway: Section `[gateway]`.
         prompts: The agent's prompts in force, name to template: its own, with those of `[prompts]` in their place.
         resumes: The command that resumes the run, with `{run}` for its directory.
+        typed: The words and options of a command that select this configuration, without its model.
     """
 
     recipe: str
@@ -152,6 +153,7 @@ class Plan:
     gateway: GatewaySettings = GatewaySettings()
     prompts: Mapping[str, str] = attrs.field(factory=dict)
     resumes: str = RESUME
+    typed: Sequence[str] = ()
 
     @property
     def uses_gateway(self) -> bool:
@@ -300,8 +302,17 @@ class Plan:
             ConfigError: It is not.
         """
         ready = getattr(self.components["algorithm"].spec, "ready", None)
-        if ready is not None:
-            ready(self.configs["algorithm"])
+        try:
+            if ready is not None:
+                ready(self.configs["algorithm"])
+        except ModelAbsent as error:
+            if self.resumes == RESUME:  # the tasks of a script are its own
+                error.args = (f"{error}\n  {self.warmup_command(error.folder)}",)
+            raise
+
+    def warmup_command(self, out: str) -> str:
+        """Return the command that makes a starting model for this configuration in a folder."""
+        return shlex.join(["agentrig", "warmup", *self.typed, "--out", out])
 
     def check_credit(self) -> None:
         """Make sure that the credit has a meaning with the algorithm's settings.
@@ -638,7 +649,7 @@ def resolve(
     Raises:
         ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
-    from agentrig.plugins.loading import load
+    from agentrig.plugins.loading import each_once, load
 
     # Read: the run file, the overrides, the plugins.
     name = source or "mini"
@@ -649,8 +660,7 @@ def resolve(
     # `use` first: a new component drops keys that only the old one has, and a new algorithm those of server and credit.
     parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     wanted = {**own.get("run", {}), **{key: value for section, key, value in parsed if section == "run"}}
-    # A run's config.toml names its plugin files; one that is given again is the same plugin.
-    needed = list({str(Path(file).resolve()): file for file in [*_strings(wanted, "plugins"), *files]}.values())
+    needed = each_once([*_strings(wanted, "plugins"), *files])  # a run's config.toml names its plugin files
     try:
         registry = load(block=_strings(wanted, "block"), files=needed, strict=strict_plugins)
     except PluginError as error:
@@ -683,9 +693,8 @@ def resolve(
             selecting.merge(merged, settings, registry)
     overridden = any((section, key) == ("run", "plugins") for section, key, _ in parsed)
     if files or overridden:  # absolute, so that a resumed run finds them from any folder
-        own_files = _strings(merged["run"], "plugins")
-        own_files = [str(Path(f).resolve()) for f in own_files] if overridden else own_files
-        merged["run"]["plugins"] = [*own_files, *(str(Path(f).resolve()) for f in files)]
+        together = each_once([*_strings(merged["run"], "plugins"), *files])
+        merged["run"]["plugins"] = [str(Path(file).expanduser().resolve()) for file in together]
     for section, names in ((observing.SECTION, observers), (observing.TRACKERS, trackers)):
         if names:
             merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
@@ -717,7 +726,15 @@ def resolve(
         second_rewards=second,
         gateway=gateway,
         prompts=checked(merged["prompts"], agent.declared(configs["agent"]), agent=agent.name),
+        typed=_typed(name, overrides, uses or {}, files),
     )
+
+
+def _typed(source: str, overrides: Sequence[str], uses: Mapping[str, str | None], files: Sequence[str]) -> list[str]:
+    """Return the words and options that select a configuration again, but for its model and what only looks on."""
+    words = [source, *(word for word in overrides if not word.startswith("algorithm.model="))]
+    given = [*uses.items(), *(("plugin", file) for file in files)]
+    return [*words, *(part for option, value in given if value is not None for part in (f"--{option}", value))]
 
 
 @contextlib.contextmanager

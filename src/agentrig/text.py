@@ -475,6 +475,15 @@ TRACEBACK = "Traceback (most recent call last):"
 """How Python begins what it writes about an exception that nothing has handled."""
 
 
+VARYING = re.compile(r"""(\.py:\d+)|\d+|"[^"]*"|'[^']*'""")
+"""What differs between messages of the same cause; a line of code does not."""
+
+
+def alike(message: str) -> str:
+    """Return what messages of the same cause have in common: all but names and numbers."""
+    return VARYING.sub(lambda found: found[1] or "…", message)
+
+
 def gist(message: str, limit: int) -> str:
     """Return a message of several lines on one: the first, and what says the cause, which programs write at the end.
 

@@ -29,6 +29,9 @@ MISSED = "agentrig.missed"
 CUT = "agentrig.cut"
 """Attribute of a rollout's root span: how many calls the gateway cut because the rollout had ended."""
 
+ABORTED = "agentrig.aborted"
+"""Attribute of a call with an error: the agent itself ended it, so the error is none of the server's."""
+
 IGNORED = "agentrig.ignored"
 """Attribute of a call: the fields of its request that have no effect on the run's model, such as `reasoning`."""
 
@@ -73,8 +76,9 @@ ATTRIBUTES: Mapping[str, str] = {
     "response_logprobs": "LLM call: the log-probability of each sampled token under the sampling model",
     "finish_reason": "LLM call: why the first choice ended: `stop`, `length`, `tool_calls` …",
     "gen_ai.response.id": "LLM call: the completion's id",
-    SENT: "LLM call: a digest of the messages that the agent's client sent, for the auditor",
+    SENT: "LLM call: a digest of the messages that the client sent, for the auditor",
     HANDED: "LLM call that is no stream: a digest of the message that the agent's client got back",
+    ABORTED: "LLM call: the agent ended it before its answer was complete",
     SERVER: "LLM call: the server, if it is not the run's; such a call has no token ids",
     NODE: "chain: the name of the graph node or chain",
     MODEL: "LangChain's model, around its call: the name of its class",
@@ -92,7 +96,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "input": "first chain, tool: its input, cut at 20,000 characters of JSON",
     "output": "chain, tool: its output, cut at the same length",
     MISSED: "rollout (the root): by library, the number of unrecorded connections to the run's server",
-    CUT: "rollout (the root): how many calls were under way when the rollout ended",
+    CUT: "rollout (the root): how many calls its end cut",
     GIVEN: "rollout (the root): a digest of the input that the runner gave the agent, for the auditor",
     RETURNED: "rollout (the root): a digest of the answer that the agent returned; not of one with a secret",
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import reference
 import reference_pages
@@ -107,6 +109,9 @@ def test_every_attribute_of_a_span_is_listed(model: ModelServer) -> None:
         """Look into a table."""
         return "rows"
 
+    def cancel(request: httpx.Request) -> None:
+        raise asyncio.CancelledError
+
     with recording("r", token_ids=True, base_url=model.url) as recorder:
         for url in (model.url, "http://127.0.0.1:9/v1"):
             with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client, agentrig.span("write"):
@@ -120,6 +125,9 @@ def test_every_attribute_of_a_span_is_listed(model: ModelServer) -> None:
                         assert url != model.url
                     else:
                         agentrig.reward(0.5, feedback="half of it")
+        stops = httpx.Client(event_hooks={"request": [cancel]})
+        with suppress(asyncio.CancelledError), stops as client:
+            client.post(f"{model.url}/chat/completions", json={"messages": []})
         RunnableLambda(lambda x: look.invoke({"table": x})).invoke("t")
         FakeListLLM(responses=["odd"]).invoke("?")
         requests.post(f"{model.url}/chat/completions", json={"messages": [{"content": "?"}]}, timeout=20)

@@ -187,7 +187,8 @@ def test_a_folder_for_own_models_is_not_looked_for_on_the_hub(tmp_path, monkeypa
     (tmp_path / "models" / "hard").mkdir(parents=True)
     missing = only(content.check_model(situation("algorithm.model=models/nothere")), "problem")
     assert missing.evidence == "there is no folder models/nothere"
-    assert "agentrig warmup" in missing.cure
+    command = f"agentrig warmup toy --hardware cpu --plugin {PLUGIN} --out models/nothere"
+    assert missing.cure.startswith(f"make one with {command}, or set ")
     misspelt = only(content.check_model(situation("algorithm.model=models/hrad")), "problem")
     assert misspelt.evidence == 'there is no folder models/hrad. Did you mean "models/hard"?'
 

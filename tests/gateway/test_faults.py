@@ -17,7 +17,7 @@ from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.processes.servers import ServerError
-from agentrig.traces import CUT
+from agentrig.traces import ABORTED, CUT
 
 EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"' + b"x" * 4000 + b'"},"token_ids":[7]}]}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -119,6 +119,7 @@ def test_a_client_that_goes_takes_the_upstream_call_with_it(gateway: Gateway, up
     calls = visit.close()
     (span,) = calls.spans
     assert span.error == "the client has broken the connection before the answer was complete"
+    assert span.attributes[ABORTED] is True
     assert calls.cut == 0
     assert ("response_token_ids" in span.attributes) == (does == "endless"), "what came before is kept"
 

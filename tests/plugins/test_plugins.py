@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -336,6 +337,14 @@ def test_two_files_of_one_name_are_both_read(site: Path) -> None:
         (site / folder).mkdir()
         (site / folder / "same.py").write_text(reward_source(reward))
         assert load(files=[site / folder / "same.py"]).find("reward", reward)
+    one, other = (site / folder / "same.py" for folder in "ab")
+    said = f'plugin same (file {other}) failed to load: the file {one} is also called "same"; rename one of the files'
+    with pytest.raises(PluginError, match=f"^{re.escape(said)}$"):
+        load(files=[one, other])
+    assert [p.name for p in load(files=[one, site / "b" / ".." / "a" / "same.py"]).plugins].count("same") == 1
+    one = one.rename(site / "core.py")
+    with pytest.raises(PluginError, match=r'the plugin of agentrig is also called "core"; rename the file$'):
+        load(files=[one])
 
 
 class _Loud:

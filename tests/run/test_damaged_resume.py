@@ -394,6 +394,21 @@ def test_a_changed_checkpoint_is_neither_measured_nor_exported(run: Path, tmp_pa
         assert "step-00002" in done.stderr or "--from-step 2" in done.stderr
 
 
+def test_a_checkpoint_that_its_run_removes_while_it_is_measured_is_named(run: Path, tmp_path: Path) -> None:
+    """A run that goes on keeps its last two; here the agent removes it, which is built before the server starts."""
+    (tmp_path / "late.py").write_text(
+        "import shutil\nfrom agentrig import AgentSpec, hookimpl\n\n\ndef build(config):\n"
+        f"    shutil.rmtree({str(run / CHECKPOINT)!r})\n    return lambda task, endpoint: 'a'\n\n\n@hookimpl\n"
+        "def register_agents():\n    yield AgentSpec(name='late', summary='Builds late.', build=build)\n"
+    )
+    words = ["letters", f"--plugin={PLUGIN}", "--plugin", str(tmp_path / "late.py"), "--agent=late", "runners.n=1"]
+    done = CliRunner().invoke(main, ["eval", *words, "--checkpoint", str(run)])
+    assert done.exit_code == 1, done.output
+    assert f"{run / CHECKPOINT} was removed meanwhile: a run that goes on keeps only its last 2" in done.stderr
+    assert f"Repeat the command with the run, {run}: it takes the latest." in done.stderr
+    assert "algorithm.keep_every=N" in done.stderr
+
+
 def test_the_optimizer_is_not_needed_to_measure_or_export(run: Path, tmp_path: Path) -> None:
     (run / LEARNER).write_bytes((run / LEARNER).read_bytes()[:-100])
     assert find_checkpoint(run) == run / CHECKPOINT

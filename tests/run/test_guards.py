@@ -31,7 +31,7 @@ from agentrig.run.guards import (
     warn_of_sampling,
 )
 from agentrig.run.metrics import count_failures, count_nodes, reason_of, warn_of_new_failures
-from agentrig.traces import ASKED, LLM_CALL, SERVER, Trace
+from agentrig.traces import ABORTED, ASKED, LLM_CALL, SERVER, Trace
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
 
@@ -75,6 +75,9 @@ def test_the_first_failure_of_a_kind_is_told_on_one_line_with_what_says_the_caus
     warn_of_new_failures(rollouts, (), step=1, mode="train")
     told = "step 1: 1 of 2 train rollouts failed (agent-error), for example at task t: "
     assert caplog.messages == [f"{told}AgentFailure: the program ended with exit code 1; the end of its stderr:{end}"]
+    other = rollout(failure="agent-error", message="no key")
+    warn_of_new_failures([*rollouts, other], (), step=2, mode="train")
+    assert "2 of 3 train rollouts failed (agent-error, of 2 causes), for example at task t: Agent" in caplog.messages[1]
 
 
 def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:
@@ -86,8 +89,12 @@ def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:
     with pytest.raises(RunStopped) as caught:
         check_failures(rollouts, 0.5, step=1, mode="validation")
     lines = str(caught.value).splitlines()
-    assert lines[1].strip() == "2 x deadline: for example too slow"
+    assert lines[1].strip() == "2 x deadline, of 2 causes: 1 x too slow; 1 x x"
     assert lines[2].strip() == "1 x reward-invalid: for example the database is corrupt"
+    many = [*(f"task {i} is odd" for i in range(9)), *["late"] * 5, *["x", "y", "z"] * 4, "y"]
+    rollouts = [rollout(failure="reward-invalid", message=each) for each in many]
+    with pytest.raises(RunStopped, match=r"27 x reward-invalid, of 5 causes: 9 x task 0 is odd; 5 x late; 5 x y$"):
+        check_failures(rollouts, 0.5, step=1, mode="train")
 
 
 def test_a_step_with_only_failures_stops_at_any_limit() -> None:
@@ -200,6 +207,11 @@ def test_a_constant_reward_after_calls_that_failed_says_why_they_failed() -> Non
         str(caught.value)
     )
     assert caught.value.cause == "call-errors"
+    left = attrs.evolve(half.spans[-1], attributes={ABORTED: True})
+    aborted = attrs.evolve(half, spans=(*half.spans[:-1], left))
+    with pytest.raises(RunStopped, match="the agent ended 2 of 4 calls to the model before their answers") as caught:
+        check_rewards([rollout(0.0, trace=aborted), rollout(0.0, trace=aborted)], step=1)
+    assert caught.value.cause == "aborted-calls"
     with pytest.raises(RunStopped) as caught:
         check_rewards([rollout(0.0, trace=half), rollout(0.0, trace=whole)], step=1)
     assert caught.value.cause == NO_SIGNAL

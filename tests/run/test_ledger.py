@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from model_server import ModelServer, model_server
 from rollouts import rollout, trace_of
@@ -19,7 +20,7 @@ from agentrig.ledger import Call, Entry, Ledger
 from agentrig.plan import resolve
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
-from agentrig.traces import LLM_CALL
+from agentrig.traces import ABORTED, LLM_CALL
 from agentrig.view.causes.calls import line
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
@@ -114,8 +115,6 @@ def test_a_call_that_was_recorded_twice_counts_once() -> None:
 
 
 def test_triplets_without_a_span_belong_to_calls_with_their_tokens() -> None:
-    import attrs
-
     trace = doubled()
     bare = [attrs.evolve(t, span_id="") for c in trace.llm_calls() if (t := triplet_of(c))]
     assert [t.span_id for t in identified(bare, trace)] == ["first", "twin"]
@@ -125,8 +124,6 @@ def test_triplets_without_a_span_belong_to_calls_with_their_tokens() -> None:
 
 
 def test_a_triplet_of_a_failed_call_ends_the_run() -> None:
-    import attrs
-
     trace = trace_of("write_query")
     call = trace.llm_calls()[0]
     kept = triplet_of(call)
@@ -134,6 +131,22 @@ def test_a_triplet_of_a_failed_call_ends_the_run() -> None:
     broken = attrs.evolve(trace, spans=[attrs.evolve(s, error="cut off") if s is call else s for s in trace.spans])
     with pytest.raises(RunStopped, match=r"1 x a call gave a triplet that cannot be trained.*\(call-error\)"):
         ledger().record([rollout(trace=broken, triplets=[kept])], step=1)
+
+
+@pytest.mark.parametrize("failure", [None, "deadline"])
+def test_a_call_that_the_agent_ended_is_told_from_one_that_failed(failure: str | None) -> None:
+    """The end of a failed rollout ends its open calls: these count as calls of a failed rollout."""
+    made = trace_of("write", "check")
+    failed, aborted = made.llm_calls()
+    errors = {failed.id: ("HTTP 500", {}), aborted.id: ("cut off", {ABORTED: True})}
+    spans = [
+        attrs.evolve(s, error=errors[s.id][0], attributes=errors[s.id][1]) if s.id in errors else s for s in made.spans
+    ]
+    made = attrs.evolve(made, spans=spans)
+    books = ledger()
+    books.record([rollout(None if failure else 1.0, trace=made, failure=failure)], step=1)
+    reason = "failed-rollout" if failure else "aborted-call"
+    assert books.close((), step=1).calls["dropped"] == {"call-error": 1, reason: 1}
 
 
 def test_an_entry_without_a_reason_and_one_for_a_call_that_was_not_kept_do_not_close() -> None:

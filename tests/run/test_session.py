@@ -26,7 +26,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.resume import resume_plan
 from agentrig.run.session import RunSession
 from agentrig.run.training import train
-from agentrig.view.diagnosis import diagnose
+from agentrig.view.diagnosis import details, diagnose
 from agentrig.view.page import render
 from agentrig.view.reading import read_run
 
@@ -498,11 +498,10 @@ def test_an_agent_that_always_fails_is_not_played_on_every_task(toy_plan: MakePl
     played = pq.read_table(run / "rollouts" / "train-00001.parquet").num_rows
     assert f"the first {played} of 1536" in str(caught.value)
     assert 32 <= played < 1536
-    assert str(caught.value).endswith(
-        f"See single rollouts, with every span: agentrig dev {run / 'config.toml'} --gold"
-    )
+    see = f"See its rollouts, with every span: agentrig watch {run}"
+    assert str(caught.value).endswith(f"\n  {see}")
     assert "summary.json is not there" not in str(diagnose(run))
-    assert "agentrig dev …" not in str(diagnose(run))
+    assert details(diagnose(run).problems[0]).count(see) == 1
 
 
 def test_an_agent_that_returns_nothing_ends_the_run_with_the_measurement_before_training(
@@ -517,7 +516,7 @@ def test_an_agent_that_returns_nothing_ends_the_run_with_the_measurement_before_
         train(toy_plan('tasks.do=["nothing"]', *keys))
     run = tmp_path / "runs" / "toy"
     assert [file.name for file in (run / "rollouts").iterdir()] == ["report-00000.parquet"]
-    assert str(caught.value).endswith(f"agentrig dev {run / 'config.toml'} --gold")
+    assert str(caught.value).endswith(f"See its rollouts, with every span: agentrig watch {run}")
     assert "no-answers" in str(diagnose(run))
     with pytest.raises(RunStopped, match="weight change"):  # some answer, and it trains
         train(toy_plan('tasks.do=["nothing", ""]', *keys, "algorithm.figures.weight_change=nan", "run.name=some"))

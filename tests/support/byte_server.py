@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -9,7 +10,7 @@ from agentrig.testing.scripted import LocalServer, QuietHandler, serving
 
 
 class ByteServer(LocalServer):
-    """Sends `chunks` as a chunked reply; `cut` leaves out the terminator, like a server that dies."""
+    """Sends `chunks` as a chunked reply; `cut` leaves out the terminator, like a server that dies, after `pause_s`."""
 
     def __init__(self) -> None:
         super().__init__(_Handler)
@@ -17,6 +18,7 @@ class ByteServer(LocalServer):
         self.chunks: Sequence[bytes] = ()
         self.headers: Mapping[str, str] = {}
         self.cut = False
+        self.pause_s = 0.0
         self.posts = 0
 
 
@@ -35,6 +37,7 @@ class _Handler(QuietHandler):
             if chunk:
                 self.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
                 self.wfile.flush()
+        time.sleep(self.server.pause_s)
         if self.server.cut:
             self.close_connection = True
         else:

@@ -292,6 +292,11 @@ def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:
     other.write_text(file.read_text().replace("'steps': 2", "'model': 'mini'"))
     result = validate(str(other), "--only", "recipe.loads")
     assert result.stdout.splitlines()[-1] == f"all passed; next: agentrig train sorts --plugin {other}"
+    absent = tmp_path / "with_absent_model.py"
+    absent.write_text(file.read_text().replace("'steps': 2", "'model': 'models/nowhere'"))
+    said = validate(str(absent), "--only", "recipe.loads").stdout.splitlines()[-1]
+    makes = f"agentrig warmup sorts --plugin {absent} --until 0.2 --out models/nowhere"
+    assert said.startswith(f"all passed; next: {makes} (makes a small model; with one of yours: agentrig train sorts ")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrig import Span
 from agentrig.adapters import triplet_of
-from agentrig.traces import LLM_CALL
+from agentrig.traces import ABORTED, LLM_CALL
 from agentrig.tracing.httpx_tap import CLOSED_EARLY
 from agentrig.tracing.recording import recording
 from agentrig.tracing.streams import joined
@@ -265,3 +265,34 @@ def test_a_stream_left_before_its_token_ids_is_an_error_of_the_agent(server: Byt
             next(iter(stream))
     (call,) = [span for span in recorder.trace().spans if span.name == LLM_CALL]
     assert call.error == (CLOSED_EARLY if ids else None)  # a run that only measures needs no ids
+    assert call.attributes.get(ABORTED) is (True if ids else None)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_call_that_the_agent_cancels_is_told_from_one_that_the_server_breaks(
+    server: ByteServer, stream: bool, cancels: bool
+) -> None:
+    server.chunks, server.cut = [stream_of(event({"content": "SEL"}))[:40]], True
+    server.pause_s = 3.0 if cancels else 0.0
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=0) as client:
+            reply = await client.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
+            if stream:
+                async for _ in reply:
+                    pass
+
+    async def cancelled() -> None:
+        asking = asyncio.create_task(ask())
+        while cancels and not server.posts:
+            await asyncio.sleep(0.01)
+        _, under_way = await asyncio.wait([asking], timeout=0.1 if cancels else None)
+        assert [each.cancel() for each in under_way] == [True] * cancels
+        await asyncio.wait([asking])
+
+    with recording("r", token_ids=True, base_url=server.url) as recorder:
+        asyncio.run(cancelled())
+    (call,) = [span for span in recorder.trace().spans if span.name == LLM_CALL]
+    assert call.error
+    assert call.attributes.get(ABORTED) is (True if cancels else None)

@@ -31,6 +31,7 @@ from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.training import train
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
+from agentrig.text import alike
 from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
 from agentrig.view.causes.evidence import Evidence, StepFacts
 from agentrig.view.causes.finding import Finding
@@ -236,7 +237,7 @@ def test_an_example_of_a_failed_rollout_is_in_words(
 
 def failed(messages: Sequence[str]) -> Finding:
     """Return what is found of a step with these reasons of `reward-invalid`, and as many rollouts that did not fail."""
-    reasons = [("reward-invalid", evidence.alike(message)) for message in messages]
+    reasons = [("reward-invalid", alike(message)) for message in messages]
     facts = StepFacts(
         step=1,
         rollouts=2 * len(messages),
@@ -266,6 +267,35 @@ def test_failures_of_a_reward_are_told_by_cause() -> None:
     assert "time" not in failed(raised).advice
     assert failed(late).settings == ("run.reward_budget_s",)
     assert failed(late).text.endswith(f"; for example: {late[0]}")
+
+
+@pytest.mark.parametrize("tasks", [1, 8], ids=["of one task", "of half of the tasks"])
+@pytest.mark.parametrize(
+    ("reason", "cause", "said"),
+    [("aborted-call", "aborted-calls", "the agent ended them"), ("call-error", "call-errors", "calls failed")],
+)
+def test_calls_without_an_answer_are_a_problem_if_they_are_of_many_tasks(
+    tmp_path: Path, reason: str, cause: str, said: str, tasks: int
+) -> None:
+    """One task of 16 makes 40 such calls in each step."""
+    run = write_run(tmp_path / "run", steps=8, held_out=200)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["calls"] = {"recorded": 16 + 40 * tasks, "trained": 16, "dropped": {reason: 40 * tasks}}
+        ids = [rollout_of(i, right=True, mode="train", step=line["step"]).id for i in range(tasks)]
+        row = {"node": "", "place": "dropped", "reason": reason, "tokens": 0}
+        rows = [{**row, "rollout": id, "span": str(call)} for id in ids for call in range(40)]
+        RunDirectory(run).write_calls(rows, step=line["step"])
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, n = diagnose(run), 320 * tasks
+    whole = f"{n:,} of {128 + n:,} calls were not trained on: {said}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    (told,) = (line for line in str(found).splitlines() if whole in line)
+    if tasks == 1:
+        assert "; 1 of 16 training tasks made them: task-0000. " in told
+        assert verdict(found).startswith("No fault was found, and the run got better.")
+    else:
+        assert [problem.cause for problem in found.problems] == [cause]
+        assert told.endswith("; 8 of 16 training tasks made them: such as task-0000 and task-0001")
 
 
 def test_a_difference_of_few_values_is_never_certain() -> None:

@@ -200,6 +200,11 @@ def test_more_steps_are_the_next_step_where_validation_was_measured_too_seldom(t
         "Validation was measured too seldom (algorithm.validate_every) to say whether it still rose. To find out, "
         f"train for more steps: agentrig train --resume {run} algorithm.steps=40"
     )
+    all_right = [rollout_of(i, right=True, mode="report", step=20) for i in range(60)]
+    RunDirectory(run).write_rollouts(all_right, mode="report", step=20)
+    assert diagnose(run).next_step == (
+        "More steps would hardly help: 100.0% of the held-out tasks are right. Use harder tasks."
+    )
 
 
 def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gain(tmp_path: Path) -> None:
@@ -383,7 +388,7 @@ def test_a_gap_without_a_gain_asks_for_more_tasks_and_not_for_more_steps(tmp_pat
 
 def test_a_run_whose_tasks_are_all_but_solved_is_told_to_use_harder_ones(tmp_path: Path) -> None:
     said = more(evidence(tmp_path / "solved", right=[60] * 8, known=143, n=150))
-    assert said == "95.3% of the held-out tasks are right: little is left to learn. Use harder tasks."
+    assert said == "More steps would hardly help: 95.3% of the held-out tasks are right. Use harder tasks."
     found = evidence(tmp_path / "no-room", right=[60] * 8, known=148, n=150)
     assert more(found) == (
         "148 of 150 held-out tasks were right before training, so at most 2 can improve, and a gain is significant "

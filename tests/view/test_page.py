@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 import agentrig.view
+from agentrig import Outcome
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view import build_report
@@ -165,6 +166,7 @@ def test_every_part_of_the_page_is_there_and_what_few_need_is_folded(finished: P
 def test_a_run_that_failed_before_its_first_step_says_why_and_shows_no_dashes(tmp_path: Path):
     directory = write_run(tmp_path / "failed", steps=0, ended=False)
     failed = [rollout_of(i, right=False, mode="report", step=0, failure="agent-error") for i in range(8)]
+    failed[3] = attrs.evolve(failed[3], outcome=Outcome(failure="agent-error", message="there is no key"))
     RunDirectory(directory).write_rollouts(failed, mode="report", step=0)
     message = "step 0: 8 of 8 report rollouts failed\n  8 x agent-error: for example ValueError: my bug (agent.py:16)"
     told = {"error": "RunStopped", "message": message, "cause": "failures"}
@@ -176,6 +178,7 @@ def test_a_run_that_failed_before_its_first_step_says_why_and_shows_no_dashes(tm
     assert "0 in training, 8 failed" in top
     assert "ValueError: my bug (agent.py:16)" in top
     assert ["Failures", "8 (8 agent-error)"] in page.rows
+    assert ["agent-error", "8", "of 2 causes: the model <server> did not answer"] in page.rows
     assert not [row for row in page.rows if row[-1:] == ["–"]]
     assert not re.search("–|not there|no training step|1 of 1 steps|settings: run.failure_limit", top)
 

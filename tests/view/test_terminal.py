@@ -17,7 +17,7 @@ from rich.console import Console
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.cli.entry import Printable, main
 from agentrig.rollouts import Rollout
-from agentrig.run.directory import dev_command
+from agentrig.run.rows import row_of
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
 from agentrig.traces import LLM_CALL
@@ -103,6 +103,26 @@ def test_the_private_part_of_the_task_is_shown_beside_the_answer_if_it_is_asked_
     lines = shown.get().splitlines()
     (answer,) = (i for i, line in enumerate(lines) if "─ answer: " in line)
     assert lines[answer + 1] == "├── private.gold: SECRET GOLD"
+
+
+def test_a_long_text_is_cut_and_what_is_left_out_is_said():
+    """`agentrig dev` was silent for minutes at a task of 60 MB, which rich broke into lines."""
+    rollout = rollout_of(0, right=True, mode="dev", step=0)
+    long = "word " * 400_000
+    task = attrs.evolve(rollout.task, input={"text": long}, private={"gold": long})
+    spans = [
+        attrs.evolve(s, attributes={**s.attributes, "request": {"messages": [{"role": "user", "content": long}]}})
+        if s.name == LLM_CALL
+        else s
+        for s in rollout.trace.spans
+    ]
+    rollout = attrs.evolve(rollout, task=task, trace=attrs.evolve(rollout.trace, spans=spans))
+    console = Console(file=io.StringIO(), width=120)
+    with console.capture() as shown:
+        console.print(span_tree(rollout, gold=True))
+    assert shown.get().count("… 1,998,000 characters more") == 2
+    assert "… 1,960,000 characters more" in shown.get()
+    assert row_of(rollout)["input"] == json.dumps({"text": long}), "as --json prints it"
 
 
 def test_an_answer_that_differs_from_gold_in_its_type_only_is_shown_with_both_types():
@@ -285,7 +305,6 @@ def test_no_command_that_needs_the_script_is_named_at_the_end_of_its_run(tmp_pat
     assert f"export  agentrig export {run} my-model" in text
     assert "eval    by the script, with the exported model: only the script has the agent and the tasks" in text
     assert f"resume  agentrig run --resume {run} --set algorithm.steps=4 script.py" in text
-    assert dev_command(run) == f"agentrig watch {run}"
 
 
 @pytest.mark.parametrize("words", [["dev"], ["eval", "--endpoint", "http://127.0.0.1:9/v1"], ["audit"]])

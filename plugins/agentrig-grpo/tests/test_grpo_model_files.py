@@ -209,12 +209,12 @@ def test_a_model_of_the_hub_is_named_with_the_command_that_fetches_it(tmp_path, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B, then"):
         model_directory("Qwen/Qwen2.5-0.5B")
-    with pytest.raises(ConfigError, match=r"no such directory\. Make .* agentrig warmup … --out models/tiny\n"):
+    with pytest.raises(ConfigError, match=r"no such directory\. Name a .* your tasks with agentrig warmup$"):
         model_directory("models/tiny")
     (tmp_path / "models").mkdir()
     with pytest.raises(ConfigError) as caught:
         model_directory("models/tiny")  # a folder of one's own
     assert "hf download" not in str(caught.value)
     (tmp_path / "models" / "hard").mkdir()
-    with pytest.raises(ConfigError, match=r'no such directory\. Did you mean "models/hard"\? Make a small model'):
+    with pytest.raises(ConfigError, match=r'no such directory\. Did you mean "models/hard"\? Name a local'):
         model_directory("models/hrad")

@@ -252,7 +252,7 @@ def find_checkpoint(path: Path | None) -> Path | None:
         CheckpointDamaged: It has changed since the run saved it.
     """
     from agentrig.run.auditing import faults_of
-    from agentrig.run.checkpoints import verify
+    from agentrig.run.checkpoints import told_if_removed, verify
     from agentrig.run.directory import RunDirectory
     from agentrig.run.past import lost_checkpoints, with_cure
 
@@ -278,7 +278,8 @@ def find_checkpoint(path: Path | None) -> Path | None:
         if fault := faults_of(run):
             click.echo(f"agentrig: warning: {fault}", err=True)
     try:
-        verify(found, trains=False)
+        with told_if_removed(found):
+            verify(found, trains=False)
     except CheckpointDamaged as error:
         raise (with_cure(error, RunDirectory(run), trains=False) if ours else error) from None
     return found

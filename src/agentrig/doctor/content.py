@@ -31,6 +31,11 @@ def cached_model(model: str, environ: dict[str, str]) -> Path | None:
     return max(found, key=lambda p: p.stat().st_mtime, default=None)
 
 
+def is_folder(model: str) -> bool:
+    """Whether a model's name is that of a folder, be it there or not."""
+    return model.startswith(("/", ".", "~", "models/"))
+
+
 def check_model(situation: Situation) -> Iterator[Finding]:
     """Is the model on this machine, or can it be downloaded?"""
     load = workload(situation)
@@ -48,14 +53,13 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     environ = dict(situation.environ)
     folder = Path(model).expanduser()
     if not folder.exists():
-        looks_local = model.startswith(("/", ".", "~", "models/")) or model.count("/") != 1
-        if looks_local:
+        if is_folder(model) or model.count("/") != 1:
             near = nearest_path(folder)
             yield Finding.problem(
                 "model",
                 f"there is no folder {model}{near and f'.{near}'}",
-                cure="make one with agentrig warmup, or set algorithm.model to a Hugging Face folder, or to OWNER/NAME "
-                "as Hugging Face has it",
+                cure=f"make one with {plan.warmup_command(model) if plan else 'agentrig warmup'}, or set "
+                "algorithm.model to a Hugging Face folder, or to OWNER/NAME as Hugging Face has it",
             )
             return
         asks = getattr(situation.plan.components["algorithm"].spec, "hub", None) if situation.plan else None

@@ -20,13 +20,13 @@ import orjson
 
 from agentrig.chat_fields import CACHE, check_nested, objects, without_cache
 from agentrig.endpoints import Endpoint, sampled_as
-from agentrig.gateway.book import CUT, GatewayCall, Opened
+from agentrig.gateway.book import CUT, GONE, GatewayCall, Opened
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import ELSEWHERE, Chat, StreamWriter
 from agentrig.gateway.responses import Responses
 from agentrig.http_server import Receive, Refused, Send, read_body, reply
 from agentrig.text import cut, json_fault, parsed, words_of
-from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
+from agentrig.traces import ABORTED, ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
 from agentrig.tracing.tokens import sampled_calls
@@ -59,7 +59,7 @@ TOKENS = ("prompt_token_ids", "response_token_ids", "response_logprobs")
 
 ENDED = {
     CUT: "the rollout has ended, and its calls under way with it",
-    "gone": "the client has broken the connection before the answer was complete",
+    GONE: "the client has broken the connection before the answer was complete",
 }
 
 
@@ -159,7 +159,7 @@ class Exchange:
     async def _read(self) -> dict[str, Any]:
         content = await read_body(self.receive, self.rules.limit, self.headers, setting="gateway.body_mb")
         if content is None:
-            self.call.end("gone")
+            self.call.end(GONE)
             await asyncio.sleep(0)  # the cancellation comes here
         try:
             body = json.loads(content or b"", parse_int=_of_64_bits, parse_float=_finite, parse_constant=_finite)
@@ -238,7 +238,7 @@ class Exchange:
         """End the call when its client breaks the connection."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
-        self.call.end("gone")
+        self.call.end(GONE)
 
     # --- the answer -------------------------------------------------------------------------------
 
@@ -441,6 +441,8 @@ class Exchange:
         request = attributes.get("request") or self._request()
         if self._ignored:
             attributes = {**attributes, IGNORED: self._ignored}
+        if error is not None and error == ENDED.get(self.call.ended):
+            attributes = {**attributes, ABORTED: True}
         if self._replaced:
             attributes = {**attributes, ASKED: self._replaced}
         if self._fixed:

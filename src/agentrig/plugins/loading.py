@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
 
     Args:
         block: Plugin or distribution names that are not imported; `AGENTRIG_BLOCK` adds to them.
-        files: Python files that are plugins too (a user's own agent in one file).
+        files: Python files that are plugins too (a user's own agent in one file). One that is given twice counts once.
         strict: Raise for the first plugin that fails, instead of continuing.
 
     Raises:
@@ -62,7 +62,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
     manager.add_hookspecs(hookspecs)
     blocked = {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
     plugins: list[PluginInfo] = []
-    for plugin, importer in (*_installed(), *map(_in_file, files)):
+    for plugin, importer in (*_installed(), *map(_in_file, each_once(files))):
         if plugin.name in blocked or plugin.distribution in blocked:
             plugins.append(attrs.evolve(plugin, status="blocked"))
             continue
@@ -73,7 +73,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             own = plugin.distribution.partition("-")[0] == "agentrig"
             watched = nullcontext() if own else told_if_replaced(who)
             with told_if_slow(f"importing {who}", leave_out or ENDS_IT), put_back(who, processes=True), watched:
-                plugins.append(_loaded(plugin, importer, manager))
+                plugins.append(_loaded(plugin, importer, manager, plugins))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             text = str(error) if isinstance(error, PluginError) else words_of(error) + place_of(error, installed=True)
             text += f": {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
@@ -171,6 +171,11 @@ def _load_point(point: importlib.metadata.EntryPoint) -> Any:
     return point.load()
 
 
+def each_once(files: Iterable[str | Path]) -> list[str]:
+    """Return files without those that are another one of them, however their paths are written."""
+    return list({Path(file).expanduser().resolve(): str(file) for file in files}.values())
+
+
 def _in_file(file: str | Path) -> tuple[PluginInfo, Callable[[], Any]]:
     path = Path(file)
     return PluginInfo(name=path.stem, distribution="file", version="-", origin=str(path)), partial(load_file, path)
@@ -202,10 +207,12 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.PluginManager) -> PluginInfo:
+def _loaded(
+    plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.PluginManager, others: Sequence[PluginInfo]
+) -> PluginInfo:
     """Import and register a plugin, and collect its components; one that fails is not registered."""
     if manager.has_plugin(plugin.name):
-        raise PluginError(f'another plugin is also called "{plugin.name}"; rename one of the entry points')
+        raise PluginError(_name_taken(plugin, next(p for p in others if p.name == plugin.name and p.status == "ok")))
     module = importer()
     twin = manager.get_name(module)
     if twin is not None:
@@ -223,6 +230,15 @@ def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.Plu
     except BaseException:
         manager.unregister(name=plugin.name)
         raise
+
+
+def _name_taken(plugin: PluginInfo, other: PluginInfo) -> str:
+    """Return that a plugin has the name of another one, and what to rename."""
+    if plugin.distribution != "file":
+        return f'another plugin is also called "{plugin.name}"; rename one of the entry points'
+    if other.distribution != "file":
+        return f'the plugin of {other.distribution} is also called "{plugin.name}"; rename the file'
+    return f'the file {other.origin} is also called "{plugin.name}"; rename one of the files'
 
 
 def _not_fitting(text: str, manager: pluggy.PluginManager) -> str:

@@ -331,6 +331,21 @@ class SharedByRollouts(Shared):
         return f"removed {gone[0]}{more} from os.environ"
 
 
+class SharedByScores(Shared):
+    """Puts back what a reward has replaced, too, after each of its calls: other code reads and sends its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._functions = Functions()
+
+    def restore(self) -> list[str]:
+        """Put back what is broken or replaced; return what had been done."""
+        did, replaced = super().restore(), self._functions.replaced(put_back=True)
+        if self._functions.lasting:
+            self.lasting = self.lasting or replaced
+        return [*did, replaced] if replaced else did
+
+
 def _compared(owner: Any) -> dict[str, Any]:
     """Return the functions, classes and the like that a module or a class has now."""
     own = getattr(owner, "__name__", "") in OWN

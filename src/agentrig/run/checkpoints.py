@@ -210,6 +210,26 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
+@contextmanager
+def told_if_removed(checkpoint: Path | None) -> Iterator[None]:
+    """Say so where a block fails because a checkpoint has gone: a run that goes on removes its older ones.
+
+    Raises:
+        AgentrigError: It has gone since the command began; the message says what to do.
+    """
+    try:
+        yield
+    except Exception as error:
+        run = checkpoint.absolute().parents[1] if checkpoint is not None else None
+        if run is None or checkpoint is None or checkpoint.is_dir() or not (run / "config.toml").is_file():
+            raise
+        raise AgentrigError(
+            f"{checkpoint} was removed meanwhile: a run that goes on keeps only its last {KEPT_CHECKPOINTS} "
+            f"checkpoints. Repeat the command with the run, {run}: it takes the latest. A run with "
+            "algorithm.keep_every=N keeps every N-th one for good"
+        ) from error
+
+
 def saved_files(folder: Path) -> list[Path]:
     """Return the files of a checkpoint, in order: without those whose name, or whose folder's name, begins with `.`."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())

@@ -20,7 +20,7 @@ from typing import Any
 
 from agentrig.errors import CheckpointDamaged, ConfigError, RunFileError, RunInUse
 from agentrig.figures import number
-from agentrig.plan import Plan, RunSettings, script_of, to_toml
+from agentrig.plan import Plan, RunSettings, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
@@ -67,11 +67,9 @@ LONGEST_NAME = 200
 """Longest run name in bytes; file systems allow 255, and some file names are longer than the run's name."""
 
 
-def dev_command(directory: Path) -> str:
-    """Return the command that plays single rollouts with a run's configuration; for a script's, that shows its own."""
-    if script_of(directory):
-        return f"agentrig watch {shlex.quote(str(directory))}"
-    return f"agentrig dev {shlex.quote(str(directory / 'config.toml'))} --gold"
+def see_rollouts(directory: Path) -> str:
+    """Return the advice to look at rollouts that a run has recorded, with the command: new ones need not be alike."""
+    return f"See its rollouts, with every span: agentrig watch {shlex.quote(str(directory))}"
 
 
 class RunDirectory:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from agentrig.plan import Plan, RunSettings
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
+from agentrig.run.checkpoints import told_if_removed
 from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.loop import runnable
-from agentrig.run.metrics import count_failures, reason_of
+from agentrig.run.metrics import count_failures, failure_reasons
 from agentrig.run.rows import slices_of
 from agentrig.run.splits import other_split, read_split, split_of
 from agentrig.runners.engine import RolloutEngine
@@ -51,7 +52,7 @@ class Evaluation:
         accuracy: Share of the scored rollouts that are correct (docs/rewards.md); None if `n` is 0.
         ci95: Its Wilson interval.
         reward: Mean reward of the scored rollouts; None if `n` is 0.
-        reasons: Kind to why the first rollout of it failed.
+        reasons: Kind to why its rollouts failed, as `agentrig.run.metrics.failure_reasons` has it.
         wall_s: Seconds from the first rollout to the last.
         rollouts_per_s: All rollouts over `wall_s`.
         slices: Of each slice (`Task.slices`, and `calls`), its classes: correct and scored rollouts.
@@ -72,7 +73,7 @@ class Evaluation:
     wrong: Mapping[str, int]
     by_turn: Mapping[str, int]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
-    reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    reasons: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict, repr=False)
     sampling: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
     @classmethod
@@ -90,7 +91,7 @@ class Evaluation:
             **attrs.asdict(measured),
             ci95=wilson(sum(bool(r.correct) for r in scored), measured.n) if scored else None,
             failures=count_failures(rollouts),
-            reasons={r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None},
+            reasons=failure_reasons(rollouts),
             wall_s=wall_s,
             rollouts_per_s=len(rollouts) / wall_s if wall_s else 0.0,
             slices={name: dict(sorted(parts.items())) for name, parts in slices.items() if len(parts) > 1},
@@ -216,7 +217,9 @@ def run_agent(
 
         def served_body() -> None:
             runtime.wait_for_agent()  # one that can't be built costs no start of a server
-            with serving as served:
+            with ExitStack() as ending:
+                with told_if_removed(checkpoint):
+                    served = ending.enter_context(serving)
                 body(engine, [served] if isinstance(served, Endpoint) else list(served))
 
         def end(number: int, frame: Any) -> None:

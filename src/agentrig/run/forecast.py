@@ -30,7 +30,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run import guards
 from agentrig.run.evaluate import run_agent
 from agentrig.run.loop import samples_of
-from agentrig.run.metrics import count_failures, reason_of
+from agentrig.run.metrics import count_failures, failure_reasons
 from agentrig.run.splits import load_splits
 from agentrig.run.verdict import Verdict, differing, judge, pass_at
 from agentrig.runners.engine import RolloutEngine
@@ -290,7 +290,7 @@ class Trial:
                 "share": differing(rewards, size) if judged else None,
             },
             "failures": count_failures(rollouts),
-            "reasons": {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None},
+            "reasons": failure_reasons(rollouts),
             "per_rollout": _per_rollout(rollouts, self.usage),
             **times,
             "verdict": attrs.asdict(verdict),

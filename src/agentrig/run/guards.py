@@ -18,10 +18,10 @@ from agentrig.errors import RunStopped
 from agentrig.figures import SIGNIFICANT, number, sign_test
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
-from agentrig.run.metrics import count_failures, failure_lines, reason_of
+from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.servers import Server
 from agentrig.text import amount, cut, flat, json_text
-from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
+from agentrig.traces import ABORTED, ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,7 @@ def check_failures(
         f"step {step}: {failed} {mode_name(mode)} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
-    reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
-    lines += [f"  {line}" for line in failure_lines(failures, reasons)]
+    lines += [f"  {line}" for line in failure_lines(failure_reasons(rollouts))]
     if missed := missed_calls(rollouts):
         lines.append(f"  {missed}")
     raise RunStopped("\n".join(lines), cause="failures")
@@ -123,15 +122,24 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     )
 
 
-def refused_calls(rollouts: Sequence[Rollout]) -> str:
-    """Say that at least half of the calls to the model failed and the agent went on; '' if fewer did."""
+def unanswered_calls(rollouts: Sequence[Rollout]) -> tuple[str, str]:
+    """Say that at least half of the calls to the model have no answer and the agent went on; '' if fewer have none.
+
+    Returns:
+        The words, and their cause: `call-errors`, or `aborted-calls` if the agent itself ended most of them.
+    """
     calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
-    failed = [span.error for span in calls if span.error is not None]
+    failed = [span for span in calls if span.error is not None]
     if not failed or 2 * len(failed) < len(calls):
-        return ""
+        return "", ""
+    aborted = [span for span in failed if span.attributes.get(ABORTED)]
+    of = f"of {len(calls)} calls to the model"
+    if 2 * len(aborted) > len(failed):
+        return f"the agent ended {len(aborted)} {of} before their answers were complete, and went on", "aborted-calls"
+    shown = next(str(span.error) for span in failed if span not in aborted)
     return (
-        f"{len(failed)} of {len(calls)} calls to the model failed, and the agent went on without their answers. For "
-        f"example: {cut(failed[0], 300)}"
+        f"{len(failed)} {of} failed, and the agent went on without their answers. For example: {cut(shown, 300)}",
+        "call-errors",
     )
 
 
@@ -427,8 +435,9 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
     first = {r.task.id: r for r in reversed(unlike)}  # one answer of each task is shown before a second one of any
     samples = sorted(unlike, key=lambda r: r is not first[r.task.id])[:3]
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
-    if refused := refused_calls(scored):
-        raise RunStopped("\n".join([*lines, f"  {refused}"]), cause="call-errors")
+    refused, cause = unanswered_calls(scored)
+    if refused:
+        raise RunStopped("\n".join([*lines, f"  {refused}"]), cause=cause)
     if running > 1:
         lines.append(f"  In none of the last {running} steps did the rewards of a group differ.")
     lines += [

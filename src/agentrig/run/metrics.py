@@ -13,9 +13,12 @@ from agentrig.figures import mean
 from agentrig.ledger import LEFT_OUT_BY_CREDIT
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout, mode_name
-from agentrig.text import cut, gist, storable
+from agentrig.text import alike, cut, gist, storable
 
 log = logging.getLogger(__name__)
+
+SHOWN = 3
+"""So many causes of a kind of failure are named, the most frequent."""
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
@@ -63,23 +66,40 @@ def groups_left_out(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, An
     return mean([float(one) for one in left])
 
 
-def failure_lines(failures: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:
-    """Return a line for each kind of failure, the most frequent first: how many, and an example of why."""
-    return [
-        f"{count} x {kind}: for example {cut(reasons[kind], 2000)}"
-        for kind, count in sorted(failures.items(), key=lambda item: -item[1])
-    ]
+def failure_reasons(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:
+    """Return, by kind of failure, an example of each cause and how many rollouts it failed, the most frequent first."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    examples: dict[tuple[str, str], str] = {}
+    for rollout in rollouts:
+        if (kind := rollout.failure) is not None:
+            reason = reason_of(rollout)
+            counts[kind][alike(reason)] += 1
+            examples.setdefault((kind, alike(reason)), reason)
+    return {kind: {examples[kind, cause]: n for cause, n in causes.most_common()} for kind, causes in counts.items()}
+
+
+def failure_lines(reasons: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line for each kind of failure, the most frequent first: how many, and examples of `failure_reasons`."""
+    lines = []
+    for kind, examples in sorted(reasons.items(), key=lambda item: -sum(item[1].values())):
+        shown = list(examples.items())[:SHOWN]
+        why = f": for example {cut(shown[0][0], 2000)}"
+        if len(shown) > 1:
+            why = f", of {len(examples)} causes: {'; '.join(f'{n} x {gist(text, 500)}' for text, n in shown)}"
+        lines.append(f"{sum(examples.values())} x {kind}{why}")
+    return lines
 
 
 def warn_of_new_failures(rollouts: Sequence[Rollout], known: Collection[str], *, step: int, mode: str) -> None:
     """Warn of each kind of failure that a run has not had before, with how many rollouts and an example."""
     failed = [r for r in rollouts if r.failure is not None and r.failure not in known]
-    first = {r.failure: r for r in reversed(failed)}
+    first, reasons = {r.failure: r for r in reversed(failed)}, failure_reasons(failed)
     for kind, count in count_failures(failed).items():
+        of = f", of {len(reasons[kind])} causes" if len(reasons[kind]) > 1 else ""
         why = gist(storable(reason_of(first[kind])), 500)
         log.warning(
             "step %d: %d of %d %s rollouts failed (%s), for example at task %s: %s",
-            *(step, count, len(rollouts), mode_name(mode), kind, first[kind].task.id, why),
+            *(step, count, len(rollouts), mode_name(mode), f"{kind}{of}", first[kind].task.id, why),
         )
 
 

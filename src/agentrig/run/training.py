@@ -18,7 +18,7 @@ from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
-from agentrig.run.directory import RunDirectory, descent_of, dev_command, run_name
+from agentrig.run.directory import RunDirectory, descent_of, run_name, see_rollouts
 from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.log_file import warnings_kept
 from agentrig.run.loop import runnable
@@ -38,6 +38,7 @@ SEEN_IN_ROLLOUTS = frozenset(
         "no-answers",
         "calls-not-recorded",
         "call-errors",
+        "aborted-calls",
         "unmatched-calls",
         NO_SIGNAL,
         "sampled-differently",
@@ -204,7 +205,7 @@ def train(
                 session.check_learned()
             except RunStopped as stopped:
                 if stopped.cause in SEEN_IN_ROLLOUTS:
-                    stopped.args = (f"{stopped}\n  See single rollouts, with every span: {dev_command(run.path)}",)
+                    stopped.args = (f"{stopped}\n  {see_rollouts(run.path)}",)
                 raise
             if session.lines and not session.stopping:
                 session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])

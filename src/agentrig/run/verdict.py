@@ -11,7 +11,7 @@ import attrs
 
 from agentrig.figures import mean, wilson
 from agentrig.rollouts import Rollout
-from agentrig.run.metrics import count_failures, failure_lines, reason_of
+from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.text import amount, json_text
 
 SOLVED = 0.95
@@ -116,14 +116,13 @@ def judge(
     failures = count_failures(rollouts)
     failed = sum(failures.values())
     if not values or failed > failure_limit * len(rollouts):
-        reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
         what = "No rollout was scored"
         if values:
             what = (
                 f"{failed} of {amount(len(rollouts), 'rollout')} failed. A run stops in a step with more than "
                 f"{failure_limit:.0%} (run.failure_limit)"
             )
-        lines = failure_lines(failures, reasons) or ["none ran"]
+        lines = failure_lines(failure_reasons(rollouts)) or ["none ran"]
         return Verdict(
             kind="failing", message=f"{what}; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
         )

@@ -13,7 +13,7 @@ import attrs
 
 from agentrig.errors import place_of
 from agentrig.processes.ends import forks_ended
-from agentrig.processes.put_back import restored
+from agentrig.processes.put_back import restored, restored_since
 from agentrig.rewards import Reward, Score
 from agentrig.tasks import field_hint
 from agentrig.text import Room, TooLong, amount, copied, json_text, plain_values, words_of
@@ -43,6 +43,7 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     Raises:
         Late: It came back after its budget.
     """
+    begun = monotonic()
     try:
         task, outcome, *trace = _copied(item)
         return _sound(_called(reward, task, outcome, budget_s, *trace, budget_s=budget_s))
@@ -50,7 +51,8 @@ def score_one(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
         raise
     except BaseException as error:
         place = item[0].place or "made by the task set"
-        return _raised(error, answer=item[1].answer, place=place, input=item[0].input, private=item[0].private)
+        about = {"answer": item[1].answer, "input": item[0].input, "private": item[0].private}
+        return _raised(error, begun, place=place, **about)
 
 
 def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budget_s: float) -> list[Score]:
@@ -68,6 +70,7 @@ def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budge
         return list(islice(found, len(items) + 1))  # a generator may have no end
 
     fault: Score | None = None
+    begun = monotonic()
     try:
         results = _called(called, [_copied(item) for item in items], budget_s, budget_s=budget_s, items=len(items))
         if not isinstance(results, list):
@@ -78,7 +81,7 @@ def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budge
     except Late:
         raise
     except BaseException as error:  # sys.exit too: it would end this thread without a score
-        fault = _raised(error)
+        fault = _raised(error, begun)
     if fault is None:
         return [_checked(each) for each in results]
     if len(items) > 1:
@@ -88,10 +91,11 @@ def score_many(many: Callable[..., Any], items: Sequence[tuple[Any, ...]], budge
 
 def _checked(score: Any) -> Score:
     """Return a plain score of the same fields, or why it is none."""
+    begun = monotonic()
     try:
         return _sound(score)
     except BaseException as error:
-        return _raised(error)
+        return _raised(error, begun)
 
 
 def _no_score(found: Any, cure: str = "for example Score.ok(0.5)") -> Score:
@@ -157,8 +161,11 @@ def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _raised(error: BaseException, **task: Any) -> Score:
-    return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}{field_hint(error, **task)}")
+def _raised(error: BaseException, begun: float, **task: Any) -> Score:
+    """Return the score of a reward that raised; what it had broken since it began is named, for it may be why."""
+    restored("the reward")
+    words = f"{words_of(error)}{place_of(error)}{field_hint(error, **task)}"
+    return Score.invalid(f"the reward raised {words}{restored_since(begun)}")
 
 
 def late_words(budget_s: float) -> str:

@@ -35,7 +35,7 @@ from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import NO_MAIN_GUARD, SAFE_PATH_KEPT, start_process, start_server
 from agentrig.processes.put_back import lasting, note_shared, restored
 from agentrig.processes.scratch import remove_left
-from agentrig.processes.shared import CURE, InterpreterChanged, Shared, SharedByRollouts
+from agentrig.processes.shared import CURE, InterpreterChanged, SharedByRollouts, SharedByScores
 from agentrig.runners.loops import RunnerLoop
 from agentrig.runners.pools import BasePool, Worker
 from agentrig.text import MESSAGE_LIMIT, cut, storable, words_of
@@ -106,7 +106,7 @@ def worker_main(pipe: Connection, plan: AgentSource, threads: int, who: str) -> 
     gc.collect()
     gc.freeze()  # what the agent has built stays: it is not searched for cycles again
     rollouts = SharedByRollouts(several=threads > 1) if who == "agent" else None
-    note_shared(rollouts or Shared(), named)
+    note_shared(rollouts or SharedByScores(), named)
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
 
     def serve() -> None:

@@ -19,10 +19,10 @@ import orjson
 
 from agentrig.endpoints import sampled_as
 from agentrig.text import parsed, words_of
-from agentrig.traces import ASKED, HANDED, LLM_CALL, PARENT, SENT, SERVER, message_digest
+from agentrig.traces import ABORTED, ASKED, HANDED, LLM_CALL, PARENT, SENT, SERVER, message_digest
 from agentrig.tracing.connections import marked
 from agentrig.tracing.recorder import Recorder, active, server_of
-from agentrig.tracing.streams import Streamed, joined, tee
+from agentrig.tracing.streams import Streamed, is_abort, joined, tee
 from agentrig.tracing.tokens import sampled_calls, token_attributes
 
 CLOSED_EARLY = "the agent closed the stream before its end, and before its token ids: read it to the end"
@@ -140,7 +140,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             try:
                 response = await send(self, request, **options)
             except BaseException as error:
-                call.record({}, error=words_of(error))
+                call.record({}, error=words_of(error), aborted=is_abort(error))
                 raise
             if options.get("stream") and call.streams(response):
                 return call.follow(response, copied)
@@ -164,7 +164,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
         try:
             response = send(self, request, **options)
         except BaseException as error:
-            call.record({}, error=words_of(error))
+            call.record({}, error=words_of(error), aborted=is_abort(error))
             raise
         if options.get("stream") and call.streams(response):
             return call.follow(response, copied)
@@ -220,9 +220,10 @@ class _Call:
         """Return whether the response is to be read piece by piece; the reason of a refusal is read at once."""
         return bool(self.request.get("stream")) and answer.status_code < 400
 
-    def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
+    def record(self, attributes: dict[str, Any], *, error: str | None = None, aborted: bool = False) -> None:
         """Record the span of the call; if another tracer does, only what it does not see."""
-        more = {**({SERVER: self.foreign} if self.foreign else {}), **({ASKED: self.asked} if self.asked else {})}
+        told = {SERVER: self.foreign, ASKED: self.asked, ABORTED: aborted}
+        more = {key: value for key, value in told.items() if value}
         found = {"request": self.request, **more, **self.digests, **attributes}
         self.recorder.under_way.discard(id(self))
         if error is None:
@@ -271,9 +272,9 @@ class _Call:
             error = passed.error
         except Exception as broken:  # the library's own error, for bytes that are not valid in that encoding
             content, error = b"", passed.error or f"the stream cannot be decoded: {type(broken).__name__}: {broken}"
-        self._streamed(content, whole=passed.whole, error=error)
+        self._streamed(content, whole=passed.whole, error=error, aborted=passed.aborted)
 
-    def _streamed(self, content: bytes, *, whole: bool, error: str | None) -> None:
+    def _streamed(self, content: bytes, *, whole: bool, error: str | None, aborted: bool = False) -> None:
         """Record the call with the events that were read, all of them or the first ones."""
         response, wrong = joined(content.decode("utf-8", "replace"), whole=whole)
         try:
@@ -285,7 +286,11 @@ class _Call:
             early = not whole and not tokens.keys() & {"response_token_ids", "finish_reason"}
             if early and self.recorder.token_ids and self.foreign is None:
                 wrong = wrong or CLOSED_EARLY
-            self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error or wrong)
+            self.record(
+                {"request": request, "response": response, **self._trainable(tokens)},
+                error=error or wrong,
+                aborted=aborted or (error or wrong) == CLOSED_EARLY,
+            )
 
     def _calls(self, completion: dict[str, Any]) -> list[tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]]:
         """Return the calls that it stands for; another tracer records one, with the first choice."""

@@ -25,11 +25,18 @@ class Streamed:
         raw: The bytes, as the server sent them.
         whole: Whether the stream was read to its end; False if the agent stopped early.
         error: The error, if reading the stream raised.
+        aborted: Whether the agent made it raise, by a cancellation.
     """
 
     raw: bytes
     whole: bool
     error: str | None = None
+    aborted: bool = False
+
+
+def is_abort(error: BaseException) -> bool:
+    """Return whether an error in a call comes from the agent, which cancels it or ends: no server raises such a one."""
+    return not isinstance(error, Exception)
 
 
 class Events:
@@ -222,6 +229,7 @@ class _Copy:
         self.chunks: list[bytes] = []
         self.whole = False
         self.error: str | None = None
+        self.aborted = False
         self._done: Done | None = done
 
     @contextmanager
@@ -234,13 +242,15 @@ class _Copy:
             raise
         except BaseException as error:
             self.error = f"the stream broke: {type(error).__name__}: {error}"
+            self.aborted = is_abort(error)
             raise
 
     def close(self) -> None:
         """Pass on the data that was read."""
         done, self._done = self._done, None
         if done is not None:
-            done(Streamed(raw=b"".join(self.chunks), whole=self.whole, error=self.error))
+            content = b"".join(self.chunks)
+            done(Streamed(raw=content, whole=self.whole, error=self.error, aborted=self.aborted))
             self.chunks.clear()
 
 

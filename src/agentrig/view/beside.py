@@ -122,7 +122,7 @@ def calls_of(
     damage = []
     ids = {str(row["id"]) for row in rows}
     for step in sorted({row["step"] for row in rows if row["mode"] == "train"}):
-        file = directory / "calls" / f"train-{step:05d}.parquet"
+        file = _calls_file(directory, step)
         try:
             check_regular(file)
             table = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None)
@@ -134,6 +134,25 @@ def calls_of(
             why = getattr(error, "strerror", None) or first_line(error)
             damage.append(f"calls/{file.name} is damaged, so it is not known which calls were trained: {why}")
     return found, damage
+
+
+def rollouts_of_reason(directory: Path, step: int, reason: str) -> set[str] | None:
+    """Return the rollouts of a step with a call that was dropped for a reason; None if the file can't be read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    file = _calls_file(directory, step)
+    try:
+        check_regular(file)
+        dropped = one_of("reason", [reason])
+        table = pyarrow.parquet.read_table(file, columns=["rollout"], filters=dropped, partitioning=None)
+        return set(table["rollout"].to_pylist())
+    except (OSError, KeyError, pyarrow.ArrowException):
+        return None
+
+
+def _calls_file(directory: Path, step: int) -> Path:
+    return directory / "calls" / f"train-{step:05d}.parquet"
 
 
 @attrs.frozen

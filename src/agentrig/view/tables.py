@@ -12,7 +12,7 @@ from markupsafe import Markup
 from agentrig.correctness import by_turn, turn_order
 from agentrig.figures import NOTHING, count, figure, mean, number, percent
 from agentrig.ledger import REASONS
-from agentrig.text import amount
+from agentrig.text import alike, amount
 from agentrig.view import figures
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
@@ -172,16 +172,19 @@ def failures(run: RunData) -> Table:
     modes: Counter[str] = Counter()
     counts: Counter[tuple[str, str]] = Counter()
     kinds: Counter[str] = Counter()
-    examples: dict[str, str] = {}
+    examples: dict[str, dict[str, str]] = defaultdict(dict)  # kind to cause to message
     for row in rollout_rows(run.files, ("failure", "message", "details")):
         modes[row["mode"]] += 1
         if kind := row["failure"]:
             counts[kind, row["mode"]] += 1
             kinds[kind] += 1
-            examples.setdefault(kind, str(row["message"] or mapping(row["details"]).get("reason") or ""))
+            message = str(row["message"] or mapping(row["details"]).get("reason") or "")
+            examples[kind].setdefault(alike(message), message)
     rows = []
     for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind)):
-        example = examples[kind] if len(examples[kind]) <= EXAMPLE else f"{examples[kind][:EXAMPLE]}…"
+        first, causes = next(iter(examples[kind].values())), len(examples[kind])
+        example = first if len(first) <= EXAMPLE else f"{first[:EXAMPLE]}…"
+        example = f"of {causes} causes: {example}" if causes > 1 else example
         rows.append([kind, *(count(counts[kind, mode]) for mode in modes), example])
     note = "" if rows else f"None: every one of {amount(count(sum(modes.values())), 'rollout')} was scored."
     rows += [["of rollouts", *map(count, modes.values()), ""]] if rows else []

@@ -25,9 +25,12 @@ from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, judged, mapping, read_run
-from agentrig.view.rollout import Call, Node, Readable, is_said, readable_rollout, text_of
+from agentrig.view.rollout import LONGEST_TEXT, Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
+
+LONGEST_INPUT = 2_000
+"""Characters that a terminal shows of a part of a task: prompts, which have what the model gets of it, are longer."""
 
 LONGEST_ID = 100
 """Characters of a task's id that are shown."""
@@ -56,7 +59,8 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     With `gold`, the private part of the task is below the answer; where they look alike and one is text and the other
     is none, both say so.
 
-    Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged.
+    Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged. Long texts are
+    cut: rich takes a second for a million characters.
     """
     shown = readable_rollout(rollout)
     row = shown.row
@@ -65,7 +69,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     head.append(f"  {row['duration_s']:.2f} s, {_calls(row['calls'], row['triplets'])}", style="not bold dim")
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
-    _fields(tree, shown.input)
+    _fields(tree, shown.input, longest=LONGEST_INPUT)
     said = shown.said
     answer, private = rollout.outcome.answer, rollout.task.private if gold else {}
     alike = {key for key, value in private.items() if differs_in_kind_only(answer, value)}
@@ -75,7 +79,8 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     if outcome.failure is None and outcome.answer is None and outcome.own_reward is None:
         told = "None"  # most often an agent without `return`
     _fields(tree, [("answer", told)] if told else [])
-    _fields(tree, ((f"private.{k}", with_kind(v) if k in alike else text_of(v)) for k, v in private.items()))
+    kept = ((f"private.{k}", with_kind(v) if k in alike else text_of(v, 1 << 60)) for k, v in private.items())
+    _fields(tree, kept, longest=LONGEST_INPUT)
     if not shown.tree:
         tree.add(Text("no spans were recorded", style="yellow"))
     branches = [tree]
@@ -87,7 +92,7 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
         else:
             _fields(branch, [*(field for field in node.texts if not is_said(field[1], said)), *node.facts])
         if node.error:
-            branch.add(Text(printable(node.error), style="red"))
+            branch.add(Text(printable(_beginning(node.error, LONGEST_TEXT)), style="red"))
     return tree
 
 
@@ -120,8 +125,15 @@ def _call(branch: Tree, call: Call, facts: Iterable[tuple[str, str]]) -> None:
         _fields(branch, [("reply", call.reply)], style="green")
 
 
-def _fields(branch: Tree, fields: Iterable[tuple[str, str]], *, style: str = "") -> None:
-    for key, value in fields:
+def _beginning(text: str, longest: int) -> str:
+    """Return so many characters of a text, and how many it has more."""
+    more = len(text) - longest
+    return text if more <= 0 else f"{text[:longest]}\n… {amount(f'{more:,}', 'character')} more"
+
+
+def _fields(branch: Tree, fields: Iterable[tuple[str, str]], *, style: str = "", longest: int = LONGEST_TEXT) -> None:
+    for key, whole in fields:
+        value = _beginning(whole, longest)
         text = Text(printable(f"{key}: "), style="dim")
         text.append("\n" if "\n" in value else "")
         text.append(printable(value), style=f"not dim {style}".strip())

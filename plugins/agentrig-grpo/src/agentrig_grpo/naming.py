@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from agentrig.errors import ConfigError, nearest, nearest_path
+from agentrig.errors import ConfigError, ModelAbsent, nearest, nearest_path
 from agentrig.run.checkpoints import STARTING_MODEL
 from agentrig.text import words_of
 
@@ -56,7 +56,7 @@ def model_directory(name: str) -> Path:
         return SHIPPED / name
     if is_of_hub(name) and (cached := in_cache(name)) is not None:
         return cached
-    raise ConfigError(_absent(name))
+    raise ModelAbsent(_absent(name), folder=name) if _is_folder(name) else ConfigError(_absent(name))
 
 
 def plain(directory: Path) -> Path:
@@ -79,12 +79,11 @@ def _absent(name: str) -> str:
     directory, known = Path(name).expanduser(), shipped()
     found = "it has no config.json" if directory.is_dir() else "there is no such directory"
     fetch = "algorithm.model=DIR, or --model DIR in agentrig run"
-    if name.startswith(("/", ".", "~", OWN)):
+    if _is_folder(name):
         near = "" if directory.is_dir() else nearest_path(directory)
         return (
-            f"[algorithm] model = {name!r}: {found}.{near} Make a small model for your tasks: agentrig warmup … "
-            f"--out {name}\n  or name another: a local Hugging Face directory, {', '.join(known)}, or OWNER/NAME of "
-            "the hub"
+            f"[algorithm] model = {name!r}: {found}.{near} Name a local Hugging Face directory, "
+            f"{', '.join(known)}, or OWNER/NAME of the hub, or make a small model for your tasks with agentrig warmup"
         )
     if is_of_hub(name):
         fetch = f"hf download {name} --local-dir models/{directory.name}, then algorithm.model=models/{directory.name}"
@@ -96,9 +95,14 @@ def _absent(name: str) -> str:
     )
 
 
+def _is_folder(name: str) -> bool:
+    """Whether a name is that of a folder, be it there or not."""
+    return name.startswith(("/", ".", "~", OWN))
+
+
 def is_of_hub(name: str) -> bool:
     """Whether a name is that of a model of the hub, and not of a place in a folder that is here."""
-    local = name.startswith(("/", ".", "~", OWN)) or Path(name).parent.is_dir()
+    local = _is_folder(name) or Path(name).parent.is_dir()
     return OF_HUB.fullmatch(name) is not None and not local
 
 

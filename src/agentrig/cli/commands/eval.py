@@ -82,7 +82,7 @@ def eval_(
             ended=shown,
             begun=shown.begin,
         )
-    for line in failure_lines(found.failures, found.reasons):
+    for line in failure_lines(found.reasons):
         click.echo(printable(line), err=True)
     if as_json:
         print_json(found.as_dict())

@@ -105,7 +105,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         differ += f"; the run's credit learns from {groups['taught']}"
     yield differ
     yield f"failures: {counted(found['failures']) if found['failures'] else 'none'}"
-    yield from (f"  {line}" for line in failure_lines(found["failures"], found["reasons"]))
+    yield from (f"  {line}" for line in failure_lines(found["reasons"]))
     yield (
         f"a rollout: {each['calls']:.1f} calls ({each['trained_calls']:.1f} trained), {each['prompt_tokens']:.0f} "
         f"tokens of prompts ({each['trained_prompt_tokens']:.0f}), {each['response_tokens']:.0f} sampled "

@@ -33,7 +33,7 @@ def export(run: Path, target: Path, check: bool) -> None:
     from agentrig.delivery.exported import SIGNATURE, check_export
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import checkpoint_fault
-    from agentrig.run.checkpoints import damaged_state
+    from agentrig.run.checkpoints import damaged_state, told_if_removed
     from agentrig.run.damage import writing
     from agentrig.run.files import flush_tree
 
@@ -45,7 +45,7 @@ def export(run: Path, target: Path, check: bool) -> None:
     click.echo(f"copying {checkpoint}{checked} …", err=True)
     part = target.with_name(f".{target.name}.part")  # half a model, or another one, must not be taken for the export
     try:
-        with writing(target, "another TARGET"):
+        with told_if_removed(checkpoint), writing(target, "another TARGET"):
             shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
             _copy_model(checkpoint, part)
         with temporary_files():  # torch makes a folder for compiled kernels, whether it compiles any or not

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -100,6 +101,7 @@ def _guessed(trials: Sequence[Mapping[str, Any]]) -> float:
 def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequence[str], guessed: float) -> str:
     """Return the last line: which checks failed, or that none did and what is next."""
     from agentrig.cli.commands.warmup import above_guessing
+    from agentrig.doctor.content import is_folder
     from agentrig.testing.subject import Subject
 
     failed = [r["check"] for report in reports for r in report["results"] if r["status"] == "failed"]
@@ -111,14 +113,17 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
     own = [file for file in (re.sub(r"(?<=\.py):.*", "", word or ""), *files) if file.endswith(".py")]
     name = shlex.join([recipe.rpartition(":")[2], *(part for file in own for part in ("--plugin", file))])
     settings = Subject(kind="recipe", given=recipe).spec.settings
-    if any("model" in settings.get(section, {}) for section in ("algorithm", "server")):
+    model = str(settings.get("algorithm", {}).get("model", ""))
+    absent = is_folder(model) and not (Path(model).expanduser() / "config.json").is_file()
+    if not absent and any("model" in settings.get(section, {}) for section in ("algorithm", "server")):
         return f"all passed; next: agentrig train {name}"
     until, above = 0.2, ""
     if guessed >= GUESSED:
         until = above_guessing(guessed)
         above = f"; always the same answer would be right in {guessed:.0%} of the tasks"
+    out = f" --out {shlex.quote(model)}" if absent else ""
     return (
-        f"all passed; next: agentrig warmup {name} --until {until:g} (makes a small model{above}; "
+        f"all passed; next: agentrig warmup {name} --until {until:g}{out} (makes a small model{above}; "
         f"with one of yours: agentrig train {name} algorithm.model=DIR)"
     )
 

@@ -412,7 +412,7 @@ def _measured(when: str, found: Any, what: str) -> str:
     from agentrig.run.metrics import failure_lines
 
     if found.accuracy is None:
-        why = failure_lines(getattr(found, "failures", {}), getattr(found, "reasons", {}))
+        why = failure_lines(getattr(found, "reasons", {}))
         lines = [f"{when}: no rollout was scored", *why]
         return "\n  ".join(lines)
     right = f"{found.accuracy:.1%} of {found.n} {what} correct"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from agentrig.figures import count, number
 from agentrig.ledger import (
+    ABORTED_CALL,
     CALL_ERROR,
     LEFT_OUT_BY_ADAPTER,
     LEFT_OUT_BY_CREDIT,
@@ -14,12 +15,13 @@ from agentrig.ledger import (
     UNMATCHED_NODE,
 )
 from agentrig.text import amount
+from agentrig.view.beside import rollouts_of_reason
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.rollouts import PART_LIMIT
 from agentrig.view.causes.trend import at_least, gained
 from agentrig.view.figures import books, totals
-from agentrig.view.reading import RunData, dig
+from agentrig.view.reading import RunData, dig, rollout_rows
 
 MOST = 0.6
 """If an adapter leaves out more than this share of the calls and the run does not get better, it is named."""
@@ -59,6 +61,12 @@ REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
         ("server.use", "runners.threads"),
         "Look at the errors of the calls (agentrig watch) and at server.log; fewer rollouts at once ask less of the "
         "server.",
+    ),
+    ABORTED_CALL: (
+        "aborted-calls",
+        "the agent ended them before their answers were complete",
+        ("agent.use",),
+        "The agent ends or cancels calls that are under way, or its client waits too short a time for an answer.",
     ),
 }
 """Reason of the ledger to the cause, its words, settings and advice."""
@@ -168,17 +176,47 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
         if at_least(reasons[reason], recorded) > MOST and not gained(evidence):
             yield _left_out(evidence, reason, reasons[reason], recorded)
     yield from _worthless(evidence, sums)
-    for reason in (CALL_ERROR, NO_TOKEN_IDS):
+    for reason in (CALL_ERROR, ABORTED_CALL, NO_TOKEN_IDS):
         if at_least(reasons[reason], recorded) > PART_LIMIT:
-            cause, why, settings, advice = REASONS[reason]
-            yield problem(
-                cause,
-                f"{count(reasons[reason])} of {count(recorded)} calls were not trained on: {why}",
-                seen=(reasons[reason], recorded, "calls"),
-                since=_first(evidence, reason),
-                settings=settings,
-                advice=advice,
-            )
+            yield _dropped(evidence, reason, reasons[reason], recorded)
+
+
+def _dropped(evidence: Evidence, reason: str, n: int, recorded: int) -> Finding:
+    """Name calls that were dropped for a reason; those of few tasks are a warning, for the run learned from others."""
+    cause, why, settings, advice = REASONS[reason]
+    tasks, every = _tasks_with(evidence, reason)
+    text = f"{count(n)} of {count(recorded)} calls were not trained on: {why}"
+    if tasks:
+        such = "such as " if len(tasks) > 2 else ""
+        made = f"{count(len(tasks))} of {amount(count(every), 'training task')} made them"
+        text += f"; {made}: {such}{' and '.join(tasks[:2])}"
+    if tasks and at_least(len(tasks), every) <= PART_LIMIT:
+        return Finding("warn", f"{text}. {advice}")
+    return problem(
+        cause,
+        text,
+        seen=(n, recorded, "calls"),
+        since=_first(evidence, reason),
+        settings=settings,
+        advice=advice,
+    )
+
+
+def _tasks_with(evidence: Evidence, reason: str) -> tuple[list[str], int]:
+    """Return the training tasks with calls dropped for a reason, and the number of all; none if not all are known."""
+    run = evidence.run
+    steps = {int(s["step"]) for s in run.steps if dig(s, "calls", "dropped", reason)}
+    found, every = dict[str, None](), set[str]()
+    for file in run.of_mode("train"):
+        rows = list(rollout_rows([file], ("id", "task_id"), decode=False))
+        every.update(str(row["task_id"]) for row in rows)
+        if file.step not in steps:
+            continue
+        rollouts = rollouts_of_reason(run.directory, file.step, reason)
+        if rollouts is None:
+            return [], 0
+        found.update(dict.fromkeys(str(row["task_id"]) for row in rows if row["id"] in rollouts))
+    return list(found), len(every)
 
 
 def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Finding:

@@ -18,6 +18,7 @@ from agentrig.correctness import CORRECT_TOLD, as_much
 from agentrig.figures import number
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import NO_SIGNAL
+from agentrig.text import alike
 from agentrig.view.reading import RolloutFile, RunData, dig, is_correct, mapping, rollout_rows
 
 OVERLONG = re.compile(
@@ -106,15 +107,6 @@ class StepFacts:
 
 Measured = Mapping[str, tuple[str, bool, str]]
 """A measurement: task to the id of its rollout, whether it is correct, and the answer, of those that were scored."""
-
-
-VARYING = re.compile(r"""(\.py:\d+)|\d+|"[^"]*"|'[^']*'""")
-"""What differs between messages of the same cause; a line of code does not."""
-
-
-def alike(message: str) -> str:
-    """Return what messages of the same cause have in common: all but names and numbers."""
-    return VARYING.sub(lambda found: found[1] or "…", message)
 
 
 def reason_of(details: Any) -> str:

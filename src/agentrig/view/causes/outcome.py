@@ -66,7 +66,10 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "weights-not-arriving": ("learning-rate-too-large", "weights-unchanged", "learning-rate-too-small"),
     "sampled-differently": ("learning-rate-too-large", "weights-unchanged"),
     "server-failed": ("failures", "call-errors"),
-    "call-errors": ("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration"),
+    **dict.fromkeys(
+        ("call-errors", "aborted-calls"),
+        ("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration"),
+    ),
 }
 """What follows from a cause that only the run itself can see."""
 
@@ -76,6 +79,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "other-server": ("agent.use",),
     "calls-not-recorded": ("agent.use",),
     "call-errors": ("algorithm.model", "server.use", "agent.use"),
+    "aborted-calls": ("agent.use",),
     "several-choices": ("agent.use",),
     "other-sampling": ("agent.use", "algorithm.temperature", "adapter.match"),
     "tasks-too-easy": ("tasks.use",),
@@ -316,6 +320,8 @@ def next_step(evidence: Evidence) -> str:
     run = evidence.run
     if run.summary.get("solved"):
         return ""
+    if learned := nothing_left(evidence):
+        return learned
     steps, values = figures.validation(run)
     last = [measured_of(file) for file in run.of_mode("validation") if file.step in steps[-2:]]
     if len(values) > 2 and values[-1] == max(values) and len(last) == 2 and rose(*changed(*last)[:2]):
@@ -361,11 +367,7 @@ def more(evidence: Evidence) -> str:
         return f"{room}."
     if found := more_tasks(evidence):
         return found
-    if evidence.ends is not None and (after := evidence.ends[1]):
-        right = sum(correct for _, correct, _ in after.values()) / len(after)
-        if right >= SOLVED:
-            return f"{percent(right)}% of the held-out tasks are right: little is left to learn. Use harder tasks."
-    if against := no_more(evidence):
+    if against := nothing_left(evidence) or no_more(evidence):
         return against
     limited = evidence.value("run.report_tasks") and dig(evidence.run.manifest, "data", "report", "tasks")
     judged = evidence.changed[3]
@@ -377,6 +379,16 @@ def more(evidence: Evidence) -> str:
     measured = "measure more held-out tasks (run.report_tasks), or " if limited else ""
     said = f"{measured}{train_on(evidence)}"
     return f"{said[0].upper()}{said[1:]}"
+
+
+def nothing_left(evidence: Evidence) -> str:
+    """Say that more steps would hardly help because nearly all tasks that were measured are right; '' if fewer are."""
+    after = evidence.ends[1] if evidence.ends else {}
+    right = sum(correct for _, correct, _ in after.values()) / max(1, len(after))
+    if right < SOLVED:
+        return ""
+    split = evidence.where.partition(" split")[0]
+    return f"More steps would hardly help: {percent(right)}% of the {split} tasks are right. Use harder tasks."
 
 
 def no_more(evidence: Evidence) -> str:

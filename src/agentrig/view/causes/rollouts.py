@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentrig.figures import count, number, percent
-from agentrig.run.directory import dev_command
+from agentrig.run.directory import see_rollouts
 from agentrig.view.causes.evidence import Evidence, FailureReason, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
@@ -23,7 +23,7 @@ CUT_LIMIT = 0.1
 CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "deadline": (
         ("runners.deadline_s",),
-        "Give a rollout more time, or find out where the agent waits, by each span's seconds: {dev}",
+        "Give a rollout more time, or find out where the agent waits, by the seconds of each span.\n{see}",
     ),
     "llm-error": (("server.use",), "Calls to the model failed: look at the message, and at server.log."),
     "runner-died": (
@@ -36,7 +36,7 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "adapter-error": (("adapter.use",), "The adapter raised: mend it, agentrig validate checks it."),
 }
-"""Kind of a failure to the settings and the advice; `{dev}` is the command that shows rollouts."""
+"""Kind of a failure to the settings and the advice; `{see}` is how to see rollouts."""
 
 
 LATE = "the reward ran past its budget"
@@ -77,7 +77,7 @@ def unanswered(evidence: Evidence) -> Iterator[Finding]:
         since=first.step,
         settings=("agent.use",),
         advice="Does the agent return its answer? Or does it read the model's text too strictly?\n"
-        f"See single rollouts, with every span: {dev_command(evidence.run.directory)}",
+        + see_rollouts(evidence.run.directory),
         explains=(
             *("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration", "low-entropy"),
             *("learning-rate-too-small", "weights-unchanged", "memorised"),
@@ -121,14 +121,14 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         settings = tuple(dict.fromkeys(name for names, _ in cures for name in names))
         advice = "\n".join(dict.fromkeys(text for _, text in cures)).replace("{", "{{").replace("}", "}}")
     else:
-        settings, advice = CURES.get(worst, ((), "Look at one, with every span: {dev}"))
+        settings, advice = CURES.get(worst, ((), "{see}"))
     yield problem(
         "failures",
         text,
         seen=(failed, rollouts, "rollouts"),
         since=since,
         settings=settings,
-        advice=advice.format(dev=dev_command(evidence.run.directory)),
+        advice=advice.format(see=see_rollouts(evidence.run.directory)),
         explains=("zero-variance-groups",),
     )
 
