@@ -25,7 +25,7 @@ from agentrig.cli import main
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.view.diagnosis import diagnose
-from agentrig.view.figures import held_out
+from agentrig.view.figures import held_out, settings_of
 from agentrig.view.reading import read_run
 
 
@@ -107,6 +107,35 @@ def test_a_resumed_run_may_measure_other_held_out_tasks_and_compares_those_of_bo
     assert (status, found["held-out"]["result"]) == (1, "fault")
     change(run, "rollouts/report-00000.parquet", (0, "task_id"), "test-5")
     assert audited(run)[0] == 1
+
+
+def test_each_step_is_judged_by_the_settings_that_held_when_it_was_made(run: Path, tmp_path: Path) -> None:
+    """Also those of the update, of what was measured before training, and of the tasks and the reward."""
+    others = ["algorithm.tasks_per_step=2", "algorithm.group_size=4", "algorithm.lr=3e-3", "algorithm.beta1=0.8"]
+    others += ["algorithm.lr_scheduler_type=linear", "algorithm.val_temperature=0.5", "algorithm.max_tokens=6"]
+    others += ["algorithm.task_sampling=by-difficulty", "credit.use=rloo", "run.seed=3", "run.train_tasks=4"]
+    train(resume_plan(run, overrides=["algorithm.steps=4", "run.correct_at=0.5", *others]), resume=run)
+    done = CliRunner().invoke(main, ["audit", str(run), "--all"])
+    assert done.exit_code == 0, done.output
+    changes = json.loads((run / "manifest.json").read_text())["changes"]
+    assert [(each["after"], each["ended"]) for each in changes] == [(2, True)]
+    assert changes[0]["config"]["algorithm"]["tasks_per_step"] == 3
+    assert changes[0]["config"]["run"] == {"seed": 0, "train_tasks": 0, "correct_at": None}
+    assert changes[0]["components"]["credit"]["name"] == "grpo"
+    told = str(diagnose(read_run(run)))
+    assert "went on with other settings after step 2: " in told
+    assert "algorithm.lr = 0.003 (was 0.001)" in told
+    settings = settings_of(read_run(run))  # as `compare` and the report show them
+    assert (settings["algorithm.lr"], settings["algorithm.steps"]) == ("0.001 up to step 2, then 0.003", 4)
+
+    # What an earlier resume changed holds from the step on that a later one goes back to.
+    train(resume_plan(run, overrides=["algorithm.lr=1e-4"], from_step=1), resume=run, from_step=1)
+    changes = json.loads((run / "manifest.json").read_text())["changes"]
+    assert [(each["after"], each["ended"], each["config"]["algorithm"]["lr"]) for each in changes] == [
+        (1, False, 1e-3), (1, False, 3e-3),
+    ]  # fmt: skip
+    done = CliRunner().invoke(main, ["audit", str(run), "--all"])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("name", ["calls/train-0000{}.parquet", "rollouts/train-0000{}.parquet"])

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from changed import change
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from agentrig import hookimpl
 from agentrig.cli.entry import main
 from agentrig.cli.options import find_checkpoint
 from agentrig.delivery import exported
@@ -423,3 +425,49 @@ def test_the_optimizer_is_not_needed_to_measure_or_export(run: Path, tmp_path: P
     flipped(MODEL)(run)
     with pytest.raises(CheckpointDamaged, match=r"step-00002; give its path: `eval` and `dev` take it with --checkp"):
         find_checkpoint(run)
+
+
+class StopMeasuring:
+    """Sends this process a signal at the first rollout of the measurement before training."""
+
+    sent = False
+
+    @hookimpl
+    def on_rollout_end(self, rollout: Any) -> None:
+        if rollout.mode == "report" and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_measurement_before_training_is_kept_by_a_run_that_ends_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "agentrig")
+    make_tiny_model(tmp_path / "model")
+    words = [
+        f"run.directory={tmp_path}", "run.name=run", f"algorithm.model={tmp_path / 'model'}", "algorithm.steps=1",
+        "algorithm.tasks_per_step=2", "algorithm.group_size=2", "algorithm.validate_every=1", "run.validation_tasks=2",
+        "run.report_tasks=2", "run.audit=false",
+    ]  # fmt: skip
+    plan = resolve("letters", overrides=words, files=[str(PLUGIN)])
+    plan.registry.add_observer(StopMeasuring(), "stop")
+    with pytest.raises(KeyboardInterrupt, match="ended early; resume with: "):
+        train(plan)
+    run = tmp_path / "run"
+    progress, file = json.loads((run / "progress.json").read_text()), run / "rollouts" / "report-00000.parquet"
+    assert (progress.keys() & {"before", "start_weights", "validation_before"}) == {"before", "start_weights"}
+    assert not any("validating on" in text or "next: the learner loads" in text for text in caplog.messages)
+    measured = file.read_bytes()
+    others = {name: shutil.copytree(run, tmp_path / name) for name in ("sampled", "weights")}
+
+    summary = train(resume_plan(run), resume=run)
+    assert file.read_bytes() == measured
+    assert (summary["accuracy"]["before"], summary["accuracy"]["n"]) == (progress["before"]["accuracy"], 2)
+    assert summary["rollouts"] == 2 + 2 + 2 * 2 + 2 + 2  # measured, validated, trained, validated, measured
+
+    train(resume_plan(others["sampled"], overrides=["algorithm.val_temperature=0.7"]), resume=others["sampled"])
+    model = {name: tensor + 0.1 for name, tensor in load_file(tmp_path / "model" / "model.safetensors").items()}
+    save_file(model, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    train(resume_plan(others["weights"]), resume=others["weights"])
+    for other in others.values():
+        assert (other / "rollouts" / file.name).read_bytes() != measured

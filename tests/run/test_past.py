@@ -27,7 +27,7 @@ from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 from agentrig.view import build_report
 from agentrig.view.comparison import compare
-from agentrig.view.diagnosis import diagnose
+from agentrig.view.diagnosis import diagnose, words
 from agentrig.view.page import view
 from agentrig.view.reading import columns_of, read_run
 from agentrig.view.watch.runs import Run
@@ -129,9 +129,19 @@ def killed_while_removing(run: Path) -> None:
     newest.rename(newest.with_name(".step-00003.gone"))
 
 
+def latest_elsewhere(run: Path) -> None:
+    (run / "checkpoints" / "latest").write_text("../../other/checkpoints/step-00003")
+
+
+def latest_names_nothing(run: Path) -> None:
+    (run / "checkpoints" / "latest").write_text("")
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (latest_elsewhere, "latest names '../../other/checkpoints/step-00003', which is no checkpoint of this run: "),
+        (latest_names_nothing, "latest names '', which is no checkpoint of this run: step-00003 is used, the newest"),
         (killed_while_removing, "step-00003 is not there, though the run saved it: step-00002 is used"),
         (newest_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
         (newest_and_its_name_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
@@ -144,9 +154,10 @@ def test_a_newest_checkpoint_that_is_gone_is_told(
     damage(finished)
     find_checkpoint(finished)  # of `eval`, `dev` and `export`
     told = capfd.readouterr().err
+    assert told.count("\n") <= 1
     run = RunDirectory(finished)
     run.lock()
-    warnings = [text for text in read_past(run).warnings if "checkpoint" in text]
+    warnings = [text for text in read_past(run).warnings if "checkpoint" in text and "made again" not in text]
     run.release()
     shown = [text for text in read_run(finished).missing if "checkpoint" in text]  # of `why`, `report` and `watch`
     assert said in told
@@ -300,6 +311,54 @@ def test_two_resumes_at_once_are_refused(finished: Path) -> None:
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     assert steps_of(finished) == [1, 2, 3, 4]
     RunDirectory(finished).lock()  # a run that has ended releases the lock
+
+
+def test_steps_without_a_checkpoint_that_are_made_again_are_told(finished: Path) -> None:
+    for name in ("summary.json", "checkpoints/latest"):
+        (finished / name).unlink()
+    shutil.rmtree(finished / "checkpoints" / "step-00003")
+    progress = json.loads((finished / "progress.json").read_text())
+    del progress["checkpoints"]["step-00003"]
+    (finished / "progress.json").write_text(json.dumps(progress))
+    said = "the last checkpoint is that of step 2: step 3 had none, and is made again"
+    assert said in read_past(RunDirectory(finished)).warnings
+    assert said not in read_past(RunDirectory(finished), from_step=2).warnings, "as the user asks for"
+
+
+def test_steps_are_counted_by_their_number_and_those_without_a_line_are_told(finished: Path) -> None:
+    file = finished / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    for kept, said in ((lines[1:], "3 steps, 1 of them without a line"), (lines[2:], "3 steps, 2 of them without a")):
+        file.write_text("".join(f"{line}\n" for line in kept))
+        assert words(diagnose(finished)).startswith(f"toy: finished, {said}")
+        assert compare([finished]).rows[0]["steps"] == 3
+    file.write_text("")
+    assert words(diagnose(finished)).startswith("toy: finished, 3 steps, 3 of them without a line in metrics.jsonl")
+
+
+def test_a_resume_that_would_be_refused_is_not_recommended(finished: Path) -> None:
+    """The settings of another run, which made fewer steps with another reward."""
+    for name in ("summary.json", "rollouts/report-00003.parquet"):
+        (finished / name).unlink()
+    progress = json.loads((finished / "progress.json").read_text())
+    del progress["after"], progress["files"]["rollouts/report-00003.parquet"]
+    (finished / "progress.json").write_text(json.dumps(progress))
+    file = finished / "config.toml"
+    text = file.read_text()
+    go_on = f"agentrig train --resume {finished}"
+    assert words(diagnose(finished)).count(go_on) == 1
+    file.write_text(text.replace("steps = 3", "steps = 2"))
+    assert f"has 3 steps already. Give it more: {go_on} algorithm.steps=6" in words(diagnose(finished))
+    file.write_text(text.replace("steps = 3", "steps = 2").replace('use = "toy-parity"', 'use = "own"'))
+    said = words(diagnose(finished))
+    assert "Also know:\n- A resume would be refused now: " in said
+    assert 'or write [reward] use = "toy-parity" there again' in said
+    assert go_on not in said
+    file.write_text(text)
+    (finished / "checkpoints" / "step-00003" / "state.json").unlink(missing_ok=True)
+    damaged = next(f for f in (finished / "checkpoints" / "step-00003").rglob("*") if f.is_file() and f.name[0] != ".")
+    damaged.unlink()
+    assert f"Resume from the one before: {go_on} --from-step 2" in words(diagnose(finished))
 
 
 def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:

@@ -153,6 +153,17 @@ def test_a_run_that_stopped_early_is_told_to_go_on_and_not_that_its_gain_may_be_
     (run / "error.json").unlink()
     killed = words(diagnose(run))
     assert (killed.count("agentrig train --resume"), "the run was killed, or this is a copy" in killed) == (1, True)
+    manifest = json.loads((run / "manifest.json").read_text())
+    reward = read_run(run).setting("reward", "use")
+    manifest["components"] = {"reward": {"name": "another"}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("steps = 9", "steps = 1"))
+    told = verdict(diagnose(run))
+    said = f"config.toml was edited: it names the reward {reward}, and the run began with another: "
+    assert told.startswith("The run stopped after step 2, and its gain was not measured. A resume would be refused now")
+    assert (said in told, 'write [reward] use = "another" there again' in told) == (True, True)
+    assert "agentrig train --resume" not in words(diagnose(run))
     none = with_steps(write_run(tmp_path / "none", steps=0, ended=False), 9)
     (none / "error.json").write_text(json.dumps({"error": "Interrupted", "message": "stopped", "cause": ""}))
     assert verdict(diagnose(none)) == (

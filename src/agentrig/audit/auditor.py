@@ -74,7 +74,7 @@ class Auditor:
             kept=self._kept,
             evidence=self._evidence,
             **more,
-        )
+        ).under(self._record.at(step))
         found: list[Verdict] = []
         with contextlib.ExitStack() as stack:
             if self._sources.weights:

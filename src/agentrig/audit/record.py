@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import json
@@ -158,6 +159,7 @@ class Sources:
         used: Role to the private parts, as `value_digest` has them, of the tasks that the run began with, by task id;
             empty if they are not known.
         again: Loads the tasks of all roles once more.
+        under: Returns the sources that other settings name, those of before a resume.
         digest: Returns the digest of named tensors that metrics.jsonl has of each step's weights.
         weights: Whether the run trains weights.
         whole_rows: Whether the agent gets whole rows, with their gold.
@@ -168,6 +170,7 @@ class Sources:
     seconds: float = 5.0
     used: Mapping[str, Mapping[str, str | None]] = {}
     again: Callable[[], Mapping[str, Sequence[Any]]] | None = None
+    under: Callable[[Mapping[str, Any]], Sources] | None = None
     digest: Callable[[Mapping[str, Any]], str] | None = None
     weights: bool = True
     whole_rows: bool = False
@@ -184,11 +187,12 @@ IMITATED: Mapping[str, Any] = {
 
 
 class Record:
-    """A run directory.
+    """A run directory, with the settings that it has now; see `at`.
 
     Attributes:
         lines: Its lines of metrics by step; one that a crash has cut short is left out.
-        settings: Section `[algorithm]`.
+        config: All settings.
+        settings: Those of `[algorithm]`.
 
     Raises:
         ConfigError: It has no `config.toml`.
@@ -204,10 +208,9 @@ class Record:
             text = read_text(file).removeprefix("\N{BYTE ORDER MARK}")
             if not text.strip():
                 raise ValueError("it is empty")
-            self.config = tomllib.loads(text)
-            self.settings: Mapping[str, Any] = {**self.config["algorithm"]}
-        if self.demonstrations:
-            self.settings = {**IMITATED, **self.settings}
+            self.config: Mapping[str, Any] = tomllib.loads(text)
+            self.settings = _settings(self.config)
+        self._now = self
         self.lines: dict[int, Mapping[str, Any]] = {}
         self._groups: dict[int, Sequence[Group]] = {}
         file = path / "metrics.jsonl"
@@ -221,6 +224,29 @@ class Record:
     def _manifest(self) -> Mapping[str, Any]:
         file = self.path / "manifest.json"
         return mapping(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+
+    def at(self, step: int, *, ended: bool = False) -> Record:
+        """Return the record with the settings that a step was made with, 0 for what was measured before training.
+
+        A resume may change settings: the manifest has those of before (`changes`).
+
+        Args:
+            ended: With the settings of the measurement after training that followed on the step.
+        """
+        changes = [mapping(each) for each in items(self._now._manifest.get("changes"))]
+        kept = (step, False) if ended else (step - 1, True)  # the last that holds already
+        later = [c for c in changes if isinstance(c.get("after"), int) and (c["after"], bool(c.get("ended"))) > kept]
+        if not later:
+            return self._now
+        found = copy.copy(self._now)  # with the same lines and groups
+        found.__dict__.pop("model", None)
+        manifest, config = dict(found._manifest), dict(found.config)
+        for change in reversed(later):
+            config = _over(config, change.get("config"))
+            manifest["components"] = _over(mapping(manifest.get("components")), change.get("components"))
+            manifest["formulas"] = change.get("formulas", manifest.get("formulas"))
+        found.config, found.settings, found.__dict__["_manifest"] = config, _settings(config), manifest
+        return found
 
     @property
     def on_cpu(self) -> bool:
@@ -347,6 +373,21 @@ class Record:
         if stated is not None and _digest(file, state.st_ino, state.st_size, state.st_mtime_ns) != stated:
             raise RunFileError(f"{file} was changed since the run wrote it: restore it from a copy")
         return found
+
+
+def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of `[algorithm]`, with those that nobody sets where demonstrations are learned."""
+    own = config["algorithm"]
+    return {**(IMITATED if own.get("demonstrations") else {}), **own}
+
+
+def _over(sections: Mapping[str, Any], was: Any) -> dict[str, Any]:
+    """Return sections with the keys that they had before; None is a key that was not there."""
+    found = dict(sections)
+    for name, keys in mapping(was).items():
+        merged = {**mapping(found.get(name)), **mapping(keys)}
+        found[name] = {key: value for key, value in merged.items() if value is not None}
+    return found
 
 
 @contextmanager

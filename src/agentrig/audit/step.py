@@ -69,6 +69,15 @@ class Step:
     wall_s: float = math.inf
     begun: float = attrs.field(factory=time.monotonic)
 
+    def under(self, record: Record) -> Step:
+        """Return the step with the settings of a record (`Record.at`), and with the tasks and the reward of these."""
+        under = self.sources.under
+        return (
+            self
+            if record is self.record
+            else attrs.evolve(self, record=record, sources=self.sources if under is None else under(record.config))
+        )
+
     @property
     def settings(self) -> Mapping[str, Any]:
         """Section `[algorithm]` of the run."""

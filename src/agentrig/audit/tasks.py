@@ -133,16 +133,18 @@ def held_out(step: Step) -> Iterator[Verdict]:
     record, splits, looked, scored, notes, worst = step.record, step.sources.splits, 0, 0, [], 0.0
     leaks = list[str]()
     progress = record.progress
-    best, kept = _best(step, progress), step.weights_of(step.number)
+    last = step.under(record.at(step.number, ended=True))
+    best, kept = _best(last, progress), step.weights_of(step.number)
     if None not in (best, kept) and kept != best and step.number == max(record.lines):
         detail = f"the run ends with the weights of step {kept}, and those of step {best} are the ones that "
-        detail += f"algorithm.final = {record.settings.get('final', 'last')} asks for (progress.json, metrics.jsonl)"
+        detail += f"algorithm.final = {last.settings.get('final', 'last')} asks for (progress.json, metrics.jsonl)"
         yield fault(detail, "how the best measurement is chosen, or which weights are kept")
     for mode in ("report", "validation"):
         measured = record.steps(mode)
         looks = [at for at in measured if at in (0, step.number)]
         limits = {at: record.limit(mode, at) for at in looks}  # a resume may have changed it
         split = splits[mode][: max(limits.values(), key=lambda n: n or math.inf, default=0) or None]
+        thens = {at: last if at and mode == "report" else step.under(record.at(at)) for at in looks}
         chats = record.demonstrations != TASKS and Path(record.demonstrations).is_file()  # they are of no task
         trained = () if chats else splits["train"]
         leaks += [f"{n} of {len(split)} {mode} tasks are {how}" for how, n in _shared(split, trained) if n]
@@ -153,14 +155,14 @@ def held_out(step: Step) -> Iterator[Verdict]:
             if shared
         ]
         for at in looks:
-            rows, of = record.rows(mode, at), f"the {mode} of step {at}"
+            then, rows, of = thens[at], record.rows(mode, at), f"the {mode} of step {at}"
             looked += len(rows)
-            asked = Counter(task.id for task in splits[mode][: limits[at] or None])
+            asked = Counter(task.id for task in then.sources.splits[mode][: limits[at] or None])
             if record.knows_update and Counter(row.task_id for row in rows) != asked:
                 foreign = {row.task_id for row in rows} - asked.keys()
                 detail = f"{of} has {len(rows)} rollouts of {len(asked)} tasks, each once; {len(foreign)} of its tasks "
                 yield fault(f"{detail}are not in the split", "the measurement, or a task set that changed since")
-            yield from _at_the_door(step, rows, split)
+            yield from _at_the_door(then, rows, then.sources.splits[mode])
             earlier = [one for one in measured if one < at]
             for verdict in moved(rows, record.rows(mode, max(earlier)) if earlier else ()):
                 yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")
@@ -171,12 +173,13 @@ def held_out(step: Step) -> Iterator[Verdict]:
             if unstated := sum(call.request.get("temperature") is None for call in calls):
                 notes.append(f"{unstated} calls of {of} state no temperature")
             if record.knows_update:
-                yield from _requests(step, calls, of)
+                yield from _requests(then, calls, of)
                 yield from _as_before(rows, record.rows(mode, 0) if at and not record.resumed else (), of)
                 most, usual = (
                     max((call.limit or 0 for call in some), default=0) for some in (calls, step.calls.values())
                 )
-                if most and usual == record.settings.get("max_tokens", 0) > most and (at or step.number == 1):
+                limit = then.settings.get("max_tokens", 0)
+                if most and usual == limit > most and (at or step.number == 1):
                     leaks.append(f"replies of {of} may have {most} tokens, and those of training {usual}")
             whose = best if at and mode == "report" else at  # None: not known
             others = sorted({call.version for call in calls if call.version is not None} - {whose})
@@ -184,7 +187,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
                 detail = f"{of} was answered with the weights of version {others[0]}"
                 yield fault(detail, "a transfer of weights that was not waited for")
             if at == step.number or step.number == 1:
-                for verdict in _answers(step, rows, calls, mode):
+                for verdict in _answers(then, rows, calls, mode):
                     worst = max(worst, verdict.ratio)
                     if verdict.result == "fault":
                         yield attrs.evolve(verdict, detail=f"{of}: {verdict.detail}")

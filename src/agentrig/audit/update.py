@@ -540,9 +540,10 @@ def weights(step: Step) -> Iterator[Verdict]:
         yield from _names(step, set(sketch.updates[0]["tensors"]))
     state: dict[str, tuple[Any, Change]] = {}  # by tensor: weights and moments that the next update must begin with
     if before is not None and before.updates:
-        rate = learning_rate(settings, step=step.number - 1, update=made)
+        earlier = step.record.at(step.number - 1).settings
+        rate = learning_rate(earlier, step=step.number - 1, update=made)
         for name, seen in before.updates[-1]["tensors"].items():
-            state[name] = seen["after"], _change(seen, rate, settings)
+            state[name] = seen["after"], _change(seen, rate, earlier)
     for number, update in enumerate(sketch.updates, made + 1):
         rate = learning_rate(settings, step=step.number, update=number)
         most = max((seen["made"] for seen in update["tensors"].values()), default=0)

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,9 @@ from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import FIRST, GIVEN, LINKS, NO_WEIGHTS, SHARE, UNSEEN, Audited
 from agentrig.delivery.digests import fingerprint
-from agentrig.errors import AgentrigError, PluginError, RunFileError, RunStopped, place_of
+from agentrig.errors import AgentrigError, ConfigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
-from agentrig.plan import Plan, script_of
+from agentrig.plan import Plan, resolve, script_of, to_toml
 from agentrig.processes.put_back import put_back, torch_put_back
 from agentrig.rewards import Score
 from agentrig.run.damage import reading, writing
@@ -264,16 +265,44 @@ def read_audits(run: Path) -> tuple[list[Audited], list[str]]:
     return found, damaged
 
 
+SOURCES: Mapping[str, Sequence[str]] = {
+    "tasks": (),
+    "reward": (),
+    "agent": ("use",),
+    "run": (*ROLES, "train_tasks", "correct_at", "reward_budget_s", "plugins", "block"),
+}
+"""The settings that decide what a run is compared with: sections, and the keys of one that has others too."""
+
+
+def _of_sources(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `SOURCES`; a key whose value is None is left out, as in a file."""
+    found = {name: {k: v for k, v in config.get(name, {}).items() if v is not None} for name in SOURCES}
+    return {name: {k: v for k, v in found[name].items() if not keys or k in keys} for name, keys in SOURCES.items()}
+
+
 class Rebuilt:
     """What a run is compared with: its task set and its reward, built once more from its plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._scorer: Scorer | None = None
+        self._earlier: list[tuple[Rebuilt, dict[str, Any], Sources]] = []
 
     def sources(self, *, seconds: float = 5.0, used: Mapping[str, Mapping[str, str | None]] | None = None) -> Sources:
         """Build what the auditor asks."""
-        return Sources(
+
+        def under(config: Mapping[str, Any]) -> Sources:
+            """Build the same from other settings, once; `now` if these are of other things."""
+            wanted = _of_sources(config)
+            known = [(_of_sources(self._plan.as_dict()), now), *((had, found) for _, had, found in self._earlier)]
+            for had, found in known:
+                if had == wanted:
+                    return found
+            earlier = Rebuilt(_plan_of(config))
+            self._earlier.append((earlier, wanted, earlier.sources(seconds=seconds)))
+            return self._earlier[-1][2]
+
+        now = Sources(
             splits=self._load(),
             score=self.score,
             seconds=seconds,
@@ -282,7 +311,9 @@ class Rebuilt:
             digest=fingerprint,
             weights=getattr(self._plan.components["algorithm"].spec, "trains", "weights") == "weights",
             whole_rows=self._plan.sees_gold,
+            under=under,
         )
+        return now
 
     def score(self, task: Task, row: Row) -> Score:
         """Score a recorded answer to a task."""
@@ -292,7 +323,9 @@ class Rebuilt:
         return self._scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 
     def close(self) -> None:
-        """End the reward's process, if there is one."""
+        """End the rewards' processes, if there are any."""
+        for earlier, _, _ in self._earlier:
+            earlier.close()
         if self._scorer is not None:
             self._scorer.close()
 
@@ -316,3 +349,15 @@ class Rebuilt:
         except (Exception, SystemExit) as error:
             raise PluginError(f"{self._plan.whose_tasks}: `load` raised {words_of(error)}{place_of(error)}") from error
         return found
+
+
+def _plan_of(config: Mapping[str, Any]) -> Plan:
+    """Return the plan of settings that a run had before a resume."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(to_toml(config), "utf-8")
+        try:
+            return resolve(str(file))
+        except AgentrigError as error:
+            said = str(error).replace(f"{file}: ", "")
+            raise ConfigError(f"the settings that the run had before a resume hold no more: {said}") from error

@@ -18,7 +18,7 @@ from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFi
 from agentrig.run.damage import CURES, entries, read_object, writing
 from agentrig.run.damage import reading as reading_file
 from agentrig.run.files import flush, flush_tree, flushing, write_whole
-from agentrig.text import read_text
+from agentrig.text import check_regular, read_fault, read_text
 
 KEPT_CHECKPOINTS = 2
 """How many of the latest checkpoints are kept, in addition to those that the algorithm asked to keep."""
@@ -102,6 +102,19 @@ class Checkpoints:
         """Return the latest checkpoint and its step, or (None, 0); each that has its name is complete."""
         steps = self.steps()
         return (self.path(steps[-1]), steps[-1]) if steps else (None, 0)
+
+    def named_latest(self) -> str | None:
+        """Return what the file `latest` holds; None without one. Nothing here goes by it: see `latest`."""
+        file = self.folder / "latest"
+        if not os.path.lexists(file):
+            return None
+        if file.is_symlink():
+            return os.readlink(file)
+        try:
+            check_regular(file)
+            return read_text(file).strip()
+        except (OSError, ValueError) as error:
+            return read_fault(error)
 
     def at(self, step: int) -> tuple[Path, int]:
         """Return the checkpoint of a step."""
@@ -321,6 +334,15 @@ def check_sizes(checkpoint: Path) -> None:
     """Check that the files of a checkpoint are there, with the sizes that its list has; their content is not read."""
     with reading_file(checkpoint):
         _refuse_faults(checkpoint, _listed(checkpoint), digests=False)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether `check_sizes` finds nothing wrong."""
+    try:
+        check_sizes(checkpoint)
+    except CheckpointDamaged:
+        return False
+    return True
 
 
 def damaged_state(checkpoint: Path) -> list[str]:

@@ -105,22 +105,25 @@ class Loop:
             else:
                 session.plan_steps(settings.steps)
                 session.check_teacher(self.server.endpoints)
-                self.learner = learner = self._measure_and_load()
+                loaded = self._measure_and_load()
+                if loaded is None:
+                    return
+                self.learner = learner = loaded
                 self._prove(0, loaded=True)  # what the server loaded itself, and has answered with
             if self.sleeps:  # later, it is done before the server sleeps
                 session.delivery.prepare(self._sampling())
             self._deliver(session.first_step - 1)
             if shown is not None:
                 shown.begin(learner, session.plan.components["algorithm"].spec.name)
-            if session.checkpoint is None:
-                session.record_start(learner.fingerprint())
             self._plan_saving()
             if session.resumed:
                 session.check_teacher(self.server.endpoints)
                 session.plan_steps(settings.steps)  # it rewrites its directory from here on
-                if session.checkpoint is None:
+            if session.checkpoint is None:
+                session.record_start(learner.fingerprint())
+                if session.resumed:  # of a new run, it is made already
                     session.report(self._greedy(), when="before", step=0)
-            if session.checkpoint is None and settings.validate_every:
+            if session.checkpoint is None and settings.validate_every and not session.stopping:
                 self._validate(0)
 
             session.start_clock()  # the learner's load and the first transfer are no part of a step
@@ -214,8 +217,11 @@ class Loop:
         with memory_named("the learner's model could not be loaded", SMALLER):
             return self.algorithm.learner(self.session)
 
-    def _measure_and_load(self) -> Learner:
-        """Measure the held-out accuracy before training; return the learner, which loads meanwhile."""
+    def _measure_and_load(self) -> Learner | None:
+        """Measure the held-out accuracy before training; return the learner, which loads meanwhile.
+
+        None if the user has asked to end: a resume takes the measurement if it knows which weights it is of.
+        """
         session, served = self.session, self._greedy()
 
         def load() -> Learner:
@@ -227,14 +233,20 @@ class Loop:
 
         loading = in_background(load, "learner")
         try:
-            if session.report(served, when="before", step=0) is not None:
+            if session.report(served, when="before", step=0) is not None and not session.stopping:
                 log.info("next: the learner loads its model, and the server must answer with the learner's weights")
         except BaseException:
             with suppress(TimeoutError):  # the process must not end while it computes
                 loading.exception(END_S)
             if not (loading.done() and loading.exception()):
                 raise
-        return loading.result()
+        if not session.stopping:
+            learner = loading.result()
+        if session.stopping:
+            with suppress(TimeoutError):
+                session.record_start(loading.result(END_S).fingerprint())
+            return None
+        return learner
 
     # --- rollouts and samples ---------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +16,19 @@ from agentrig.hardware import Hardware
 from agentrig.plan import Plan
 from agentrig.run.files import sha256_of
 from agentrig.tasks import Task, fingerprint
+from agentrig.text import flat
 from agentrig.traces import mapping
 
 FORMAT = 1
 """Format version of run directories; later formats are rejected. Manifests of the first version have none."""
+
+OF_NO_STEP = frozenset(
+    {
+        *("algorithm.steps", "algorithm.save_every", "algorithm.keep_every", "run.audit", "run.delivery"),
+        *("run.directory", "gateway", "hardware", "observer", "runners", "trackers"),
+    }
+)
+"""Settings, and sections, that change no rollout and no update."""
 
 PACKAGES = (
     "torch", "transformers", "agentlightning", "langgraph", "langchain-openai", "openai", "verl", "vllm", "ray",
@@ -84,6 +94,48 @@ def edited_settings(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> It
             now = mapping(settings.get(section)).get(key)
             if was != now:
                 yield f"{section}.{key}", now, was
+
+
+def changed_settings(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, step: int, ended: bool
+) -> list[dict[str, Any]]:
+    """Return what resumes have changed of a run's settings, in their order: the entry `changes` of its manifest.
+
+    Each has the step `after` which it holds, whether the run had `ended` there (then its measurement after training was
+    made before), and the values until then: of settings (`config`), of `components` and of `formulas`. What an earlier
+    resume changed after a step that is removed now, holds from this resume on.
+
+    Args:
+        before: The manifest so far.
+        after: The manifest from now on.
+        step: The step that the run resumes from; from 0, all its steps are made again.
+    """
+    if not step:
+        return []
+    earlier = before.get("changes", [])
+    found = [{**each, "after": min(each["after"], step), "ended": each["ended"] and ended} for each in earlier]
+    now = json.loads(json.dumps(after, default=str))  # as it is when it is read again
+    was: dict[str, Any] = {}
+    for part in ("config", "components"):
+        for name, keys in before.get(part, {}).items():
+            new = now[part].get(name, {})
+            others = {key: value for key, value in keys.items() if new.get(key) != value}
+            if "use" in others:
+                others |= {key: None for key in new if key not in keys}  # of another component
+            if others:
+                was.setdefault(part, {})[name] = others
+    if "formulas" in before and before["formulas"] != now["formulas"]:
+        was["formulas"] = before["formulas"]
+    return [*found, {"after": step, "ended": ended, **was}] if was else found
+
+
+def settings_before(change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an entry of `changes` by dotted key, without those that change no rollout and no update.
+
+    Such as the number of steps.
+    """
+    settings = flat(mapping(change.get("config")))
+    return {key: was for key, was in settings if not {key, key.partition(".")[0]} & OF_NO_STEP}
 
 
 def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_dig
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, read_object, reading
 from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
+from agentrig.run.manifest import changed_settings, settings_before
 from agentrig.run.rows import rollout_schema
 from agentrig.run.trends import Guards
 from agentrig.text import check_regular, cut
@@ -160,8 +161,13 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             "no checkpoint had been saved yet: the run starts over, and its "
             + ("step is removed" if len(every) == 1 else f"{len(every)} steps are removed")
         )
+    again = sorted({line["step"] for line in every if line["step"] > step})
     if step and from_step is None:
         warnings += gone
+        if again:
+            which = f"step {again[0]}" if len(again) == 1 else f"steps {again[0]} to {again[-1]}"
+            made = "is" if len(again) == 1 else "are"
+            warnings.append(f"the last checkpoint is that of step {step}: {which} had none, and {made} made again")
     if damaged:
         warnings.append(
             f"metrics.jsonl: {amount(len(damaged), 'line')} could not be read when the run resumed after step {step} "
@@ -186,6 +192,35 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         spent_s=max(spent) if step else 0.0,
         ended=ended,
     )
+
+
+def with_start(past: Past, run: RunDirectory, before: Mapping[str, Any], after: Mapping[str, Any]) -> Past:
+    """Return the state of a run that starts over, with its held-out measurement before training if that still holds.
+
+    It is of the same tasks, its settings and components have not changed, and its rollouts are as the run wrote them.
+    Whether it is of the same weights, `RunSession.record_start` finds out.
+
+    Args:
+        before: The run's manifest so far.
+        after: The manifest from now on.
+    """
+    known, name = run.read_json("progress.json"), table_name("report", 0)
+    recorded = dict(_measured_files(known)).get(name)
+    prints = [mapping(mapping(each.get("data")).get("report")).get("fingerprint") for each in (before, after)]
+    changes = changed_settings(before, after, step=1, ended=False)
+    if (
+        past.step
+        or not {"before", "start_weights"} <= known.keys()
+        or recorded is None
+        or _digest(run.path / name) != recorded
+        or prints[0] is None
+        or prints[0] != prints[1]
+        or any("components" in each or settings_before(each) for each in changes)
+    ):
+        return past
+    held = {key: known[key] for key in ("before", "start_weights")}
+    n, failures = int(held["before"]["n"]), mapping(held["before"].get("failures"))
+    return attrs.evolve(past, progress={**held, FILES: {name: recorded}}, measured={**failures, "": n})
 
 
 def _usable(line: Mapping[str, Any]) -> bool:
@@ -498,7 +533,7 @@ def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[
 
 
 def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[str]:
-    """Say that a checkpoint later than the newest there is was saved and is gone.
+    """Say that a checkpoint later than the newest there is was saved and is gone, or that `latest` names none.
 
     Args:
         there: The checkpoints of a run that nobody works in.
@@ -508,7 +543,14 @@ def lost_checkpoints(there: Checkpoints, progress: Mapping[str, Any]) -> list[st
     unfinished = {f.stem[1:] for f in there.folder.glob(".step-*.part")}  # a crash while it was saved
     saved = {name for name in saved_digests(there.folder.parent, progress) if name > newest} - unfinished
     used = f"{newest} is used" if newest else "none is left"
-    return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"] if saved else []
+    if saved:
+        return [f"{there.folder / max(saved)} is not there, though the run saved it: {used}"]
+    named = there.named_latest()
+    if newest and named not in (None, *(there.path(step).name for step in there.steps())):
+        return [
+            f"{there.folder / 'latest'} names {named!r:.80}, which is no checkpoint of this run: {used}, the newest"
+        ]
+    return []
 
 
 def unwhole(there: Checkpoints) -> list[str]:

@@ -86,6 +86,15 @@ def resume_plan(
     return plan
 
 
+def check_record(directory: Path) -> None:
+    """Check what a resume needs of `config.toml` and `manifest.json`; no plugin is loaded.
+
+    Raises:
+        AgentrigError: One of them cannot be read, or `config.toml` names another reward or task set.
+    """
+    _read(directory, f"{NEW_RUN}, or write")
+
+
 def recorded_plan(directory: Path) -> Plan:
     """Return the plan that a run directory was written with, whether the run has ended or not.
 

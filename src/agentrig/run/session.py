@@ -453,6 +453,8 @@ class RunSession:
         """
         if when in self._progress and when == "before":
             kept = self._progress[when]
+            if self.resumed and self.measured is None:
+                log.info("the held-out accuracy before training was measured before the run was resumed")
             self.measured = Measurement(accuracy=kept["accuracy"], reward=kept.get("reward"), n=kept["n"])
             return self.measured.accuracy
         if not self._report_tasks:
@@ -493,8 +495,11 @@ class RunSession:
         return str(self._progress.get("start_weights", ""))
 
     def record_start(self, digest: str) -> None:
-        """Record the digest of the weights before the first step."""
-        self._note_progress(start_weights=digest)
+        """Record the digest of the weights before the first step; a measurement of other weights is none before it."""
+        with self._progressing:
+            if self.start_weights not in ("", digest):
+                self._progress.pop("before", None)
+            self._note_progress(start_weights=digest)
 
     def _note_progress(self, **facts: Any) -> None:
         with self._progressing:

@@ -22,8 +22,8 @@ from agentrig.run.directory import RunDirectory, descent_of, run_name, see_rollo
 from agentrig.run.guards import NO_SIGNAL
 from agentrig.run.log_file import warnings_kept
 from agentrig.run.loop import runnable
-from agentrig.run.manifest import manifest, manifest_changes
-from agentrig.run.past import Past, begin, read_past, with_cure
+from agentrig.run.manifest import changed_settings, manifest, manifest_changes
+from agentrig.run.past import Past, begin, read_past, with_cure, with_start
 from agentrig.run.session import Enough, RunSession
 from agentrig.run.splits import few_warnings, label_warnings, load_splits, split_warnings
 
@@ -126,12 +126,14 @@ def train(
                 facts["resumed"] = [*before.get("resumed", []), facts["created"]]
                 facts["created"] = before.get("created", facts["created"])
                 facts["descent"] = before.get("descent", facts["descent"])
+                facts["changes"] = changed_settings(before, facts, step=past.step, ended=past.ended)
                 configs = (before.get("config", {}), facts["config"])
                 asked = [before.get("most_steps"), *(each.get("algorithm", {}).get("steps") for each in configs)]
                 # A resume may ask for fewer, to measure the model as it is.
                 facts["most_steps"] = max((n for n in asked if n is not None), default=None)
                 if before.get("server", {}).get("name") == facts["server"]["name"]:
                     facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
+                past = with_start(past, run, before, facts)
         for warning in facts["warnings"]:
             log.warning("%s", warning)
         sessions: list[RunSession] = []  # none yet

@@ -31,7 +31,7 @@ from agentrig.figures import (
     stratified_test,
     wilson,
 )
-from agentrig.text import amount, cut, flat
+from agentrig.text import amount, cut
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Measured, changed, measured_of
@@ -327,7 +327,7 @@ def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     First come components, then the keys of reward and credit, then those of the algorithm; `CHECKS` come last. Left
     out are `TOLD`, and the settings of components that only some of the runs use, but for `OWN_KEYS`.
     """
-    several = [dict(flat(run.config)) for run in runs]
+    several = [figures.settings_of(run) for run in runs]
     every = dict.fromkeys(key for settings in several for key in settings if key not in TOLD)
 
     def differs(key: str) -> bool:
@@ -603,7 +603,11 @@ def _alike(run: RunData, known: dict[Path, RunData]) -> str:
     """Return a text that is the same for runs that differ only in their seed, and whose starts do, too."""
     if not run.config:
         return str(run.directory)
-    kept = {key: value for key, value in flat(run.config) if key not in ("run.name", "run.seed", "run.directory")}
+    kept = {
+        key: value
+        for key, value in figures.settings_of(run).items()
+        if key not in ("run.name", "run.seed", "run.directory")
+    }
     start = start_of(run)
     earlier = _earlier(start, known)
     if earlier is not None:

@@ -37,6 +37,7 @@ Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: Sequence[Rule] = (
     weights.audited,
     outcome.told,
+    outcome.other_settings,
     outcome.reflections,
     rollouts.overlong_prompts,
     rollouts.failures,
@@ -108,6 +109,8 @@ class Diagnosis:
     """What is known about a run's learning.
 
     Attributes:
+        steps: How many steps have figures: a line in `metrics.jsonl`.
+        without_line: How many have ended and lost theirs.
         gained: Whether it got better for certain, or solved its tasks; not if only the reward of training rose.
         gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
@@ -124,6 +127,7 @@ class Diagnosis:
     run: str
     status: str
     steps: int
+    without_line: int = 0
     gained: bool
     gain: str = ""
     lost: bool = False
@@ -183,13 +187,16 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         or not (data.steps or stopped)
     )
     go_on = "" if silent else advice(evidence)
-    # a run that was killed: the next step has the command
-    missing = [text.partition(GO_ON)[0] if stopped and go_on else text for text in data.missing]
+    refused = outcome.against_resume(evidence) if stopped and not go_on else ""
+    against = [Finding("warn", refused)] if refused else []
+    # a run that was killed: the next step has the command, or says why a resume would be refused
+    missing = [text.partition(GO_ON)[0] if (stopped and go_on) or refused else text for text in data.missing]
     warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))
     return Diagnosis(
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
+        without_line=data.done - len(data.steps),
         gained=better and rise is None,
         gain=f"{change[0].upper()}{change[1:]}." if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
@@ -197,7 +204,11 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         reward_rise=rise,
         problems=problems,
         next_step=go_on,
-        warnings=[*ends, *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on)],
+        warnings=[
+            *against,
+            *ends,
+            *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on),
+        ],
         checks=[f for f in found if f.level in ("ok", "fact")],
         missing=list(dict.fromkeys([*missing, *data.damage])),
         audited=weights.links_audited(data),
@@ -291,7 +302,8 @@ DAMAGED = ("damaged", "cannot be read", "changed since the run wrote")
 
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
-    head = f"{diagnosis.run}: {diagnosis.status}, {amount(diagnosis.steps, 'step')}"
+    head = f"{diagnosis.run}: {diagnosis.status}, {amount(diagnosis.steps + diagnosis.without_line, 'step')}"
+    head += f", {diagnosis.without_line} of them without a line in metrics.jsonl" if diagnosis.without_line else ""
     start = f"starts from {diagnosis.descent}" if diagnosis.descent else ""
     lines = [*filter(None, [head, start]), ""]
     damaged = [text for text in diagnosis.missing if any(word in text for word in DAMAGED)]

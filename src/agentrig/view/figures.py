@@ -12,6 +12,7 @@ from agentrig.figures import machine as named_machine
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import ENDED
 from agentrig.run.past import stated_ends
+from agentrig.text import flat
 from agentrig.traces import items
 from agentrig.view.reading import RunData, dig, mapping
 
@@ -49,6 +50,15 @@ def chance(better: int, worse: int) -> str:
 def setting_text(key: str, value: Any) -> str:
     """Return a setting's value as people read it: JSON, but `all` for a 0 that means all."""
     return "all" if key in ALL_AT_0 and value == 0 else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def settings_of(run: RunData) -> dict[str, Any]:
+    """Return a run's settings by dotted key; of one that a resume changed, in words what it was until which step."""
+    found = dict(flat(run.config))
+    was: dict[str, list[str]] = {}
+    for after, key, value in run.changes:
+        was.setdefault(key, []).append(f"{setting_text(key, value)} up to step {after}")
+    return found | {key: f"{', '.join(parts)}, then {setting_text(key, found.get(key))}" for key, parts in was.items()}
 
 
 def few(steps: int) -> int:

@@ -66,7 +66,7 @@ class LoadedRun:
         self._spanless: list[str] = []
 
     def __repr__(self) -> str:
-        return f"<run {self.data.name}: {figures.status(self.data)}, {amount(len(self.data.steps), 'step')}>"
+        return f"<run {self.data.name}: {figures.status(self.data)}, {amount(self.data.done, 'step')}>"
 
     def reload(self) -> LoadedRun:
         """Read the directory again, for a run that goes on; return the run."""
@@ -166,7 +166,7 @@ class LoadedRun:
             Markup("<h3>{}</h3><p>{}, {}; held-out accuracy {} → {} %</p>").format(
                 data.name,
                 figures.status(data),
-                amount(len(data.steps), "step"),
+                amount(data.done, "step"),
                 percent(accuracy["before"]),
                 percent(accuracy["after"]),
             )

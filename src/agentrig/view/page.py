@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, figure, mean, number, percent, plain, sign_test
-from agentrig.text import amount, flat
+from agentrig.text import amount
 from agentrig.traces import items
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
@@ -231,7 +231,10 @@ def _reward(run: RunData, ends: Mapping[str, float]) -> tuple[str, str]:
 
 def differing_settings(runs: Sequence[RunData]) -> tables.Table:
     """Return the settings in which runs differ, with each run's value."""
-    several = [{key: figures.setting_text(key, value) for key, value in flat(run.config)} for run in runs]
+    several = [
+        {key: value if key in told else figures.setting_text(key, value) for key, value in settings.items()}
+        for settings, told in ((figures.settings_of(run), {key for _, key, _ in run.changes}) for run in runs)
+    ]
     keys = sorted({key for settings in several for key in settings} - {"run.name"})
     rows = [[key, *(settings.get(key, NOTHING) for settings in several)] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]

@@ -21,7 +21,7 @@ from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
 from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
-from agentrig.run.manifest import EDITED, edited_settings
+from agentrig.run.manifest import EDITED, edited_settings, settings_before
 from agentrig.run.past import (
     changed_files,
     contradictions,
@@ -36,7 +36,7 @@ from agentrig.run.past import (
     unwhole,
 )
 from agentrig.run.rows import rollout_schema
-from agentrig.traces import Span
+from agentrig.traces import Span, items
 from agentrig.traces import mapping as mapping
 
 GO_ON = ". Go on after the last step that was saved"
@@ -174,6 +174,29 @@ class RunData:
     def setting(self, section: str, key: str) -> Any:
         """Return a key of the configuration, or None."""
         return dig(self.config, section, key)
+
+    @cached_property
+    def changes(self) -> Sequence[tuple[int, str, Any]]:
+        """What resumes have changed of settings: after which step, `section.key`, and the value until then, in order.
+
+        Left out is what changes no rollout and no update, such as the number of steps.
+        """
+        changed = [mapping(each) for each in items(self.manifest.get("changes"))]
+        return [
+            (int(number(each.get("after")) or 0), key, value)
+            for each in changed
+            for key, value in settings_before(each).items()
+        ]
+
+    @property
+    def done(self) -> int:
+        """How many steps have ended, by their number: the line of some in `metrics.jsonl` may be lost."""
+        return max([self.ended, *(int(line["step"]) for line in self.steps)])
+
+    def setting_at(self, step: int, key: str) -> Any:
+        """Return the value that a dotted key had in a step, or None."""
+        now = dig(self.config, *key.split("."))
+        return next((was for after, changed, was in self.changes if changed == key and step <= after), now)
 
     def of_mode(self, mode: str) -> list[RolloutFile]:
         """Return the rollout files of a mode, by step."""

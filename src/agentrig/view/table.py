@@ -92,7 +92,7 @@ def row_of(run: RunData) -> dict[str, Any]:
         "prompt_tokens": figures.change(run, "prompt_tokens"),
         "response_tokens": figures.change(run, "response_tokens"),
         "gpus": figures.accelerators(run),
-        "steps": len(run.steps) or run.summary.get("steps") or 0,
+        "steps": run.done or run.summary.get("steps") or 0,
         "hours": figures.hours(run),
         "s_per_step": mean(seconds),
         "time_s": figures.time_split(run),

@@ -201,7 +201,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     hours, failed = figures.hours(run), failures(run)
     solved = ", solved" if run.summary.get("solved") else ""
     took = "" if hours is None else f" in {duration(3600 * hours)}"
-    yield f"{amount(run.summary.get('steps', len(run.steps)), 'step')}{took}{solved}" + (
+    yield f"{amount(run.summary.get('steps', run.done), 'step')}{took}{solved}" + (
         f", failed {counted(failed)}" if failed else ""
     )
     yield ""
@@ -257,7 +257,7 @@ def _next(data: RunData) -> dict[str, str]:
         if script_of(directory):
             measure = "by the script, with the exported model: only the script has the agent and the tasks"
             if "steps" in mapping(data.config.get("algorithm")):
-                more = f"algorithm.steps={2 * len(data.steps)}"
+                more = f"algorithm.steps={2 * data.done}"
                 found["resume"] = resume_command(str(data.manifest["resumes"]), Path(run), more)
         found |= {"eval": measure, "export": f"agentrig export {run} my-model"}
         if (directory / PROMPTS_FILE).is_file():

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrig.errors import AgentrigError
 from agentrig.figures import SIGNIFICANT, count, least_gain, no_room, number, percent, sign_test
 from agentrig.plan import RESUME, resume_command
-from agentrig.run.checkpoints import SAVED
-from agentrig.run.damage import read_object
+from agentrig.run.checkpoints import SAVED, Checkpoints, is_whole
+from agentrig.run.damage import CURES, read_object
+from agentrig.run.past import RESTORE, contradictions, unwhole
+from agentrig.run.resume import check_record
 from agentrig.run.verdict import SOLVED
 from agentrig.text import amount
 from agentrig.traces import items
@@ -174,6 +177,18 @@ def told(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
 
 
+def other_settings(evidence: Evidence) -> Iterator[Finding]:
+    """Settings that a resume changed: figures of steps before and after it are of other settings."""
+    run, told = evidence.run, dict[int, list[str]]()
+    for i, (after, key, was) in enumerate(run.changes):
+        then = next((value for _, later, value in run.changes[i + 1 :] if later == key), evidence.value(key))
+        if then != was:
+            said = f"{key} = {figures.setting_text(key, then)} (was {figures.setting_text(key, was)})"
+            told.setdefault(after, []).append(said)
+    for after, keys in told.items():
+        yield Finding("warn", f"the run went on with other settings after step {after}: {', '.join(keys)}")
+
+
 def reflections(evidence: Evidence) -> Iterator[Finding]:
     """A search for prompts whose reflections gave nothing to try: it could find no better prompt."""
     seen = mapping(evidence.run.manifest.get("reflections"))
@@ -246,9 +261,9 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     if evidence.ends is None or not judged:
         return
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
-    short = 0 < len(evidence.run.steps) < FEW and not (evidence.run.running or list(memorised(evidence)))
+    short = 0 < evidence.run.done < FEW and not (evidence.run.running or list(memorised(evidence)))
     short = short and not no_more(evidence)
-    scarce = [amount(len(evidence.run.steps), "step")] if short else []
+    scarce = [amount(evidence.run.done, "step")] if short else []
     scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
     are = "is" if scarce == ["1 step"] else "are"
     few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce else ""
@@ -441,7 +456,7 @@ def train_on(evidence: Evidence) -> str:
     """
     run = evidence.run
     steps = number(evidence.value("algorithm.steps"))
-    done = max(len(run.steps), int(number(run.summary.get("steps")) or 0))  # lines can be lost
+    done = max(run.done, int(number(run.summary.get("steps")) or 0))
     lost = bool(run.progress.get(SAVED)) and not any((run.directory / "checkpoints").glob("step-*"))
     if (calls := number(evidence.value("algorithm.max_calls"))) is not None:
         return f"let the search make more calls: {_resume(evidence, f'algorithm.max_calls={2 * calls:.0f}')}"
@@ -449,24 +464,47 @@ def train_on(evidence: Evidence) -> str:
         return "train for more steps."
     planned = int(number(run.manifest.get("most_steps")) or 0)
     wanted = planned if planned > done else 2 * done
+    if against := against_resume(evidence):
+        return f"train for more steps. {against}"
     return f"train for more steps: {_resume(evidence, '' if steps > done else f'algorithm.steps={wanted}')}"
 
 
 def unfinished(evidence: Evidence) -> str:
     """Return where a run stopped before its gain was measured; '' for another run, or if its steps are lost."""
-    run, done = evidence.run, len(evidence.run.steps)
+    run, done = evidence.run, evidence.run.done
     measured = figures.held_out(run)["accuracy"]["after"] is not None
     if measured or figures.status(run) not in ("stopped", "crashed") or (run.ended and not run.steps):
         return ""
     steps = number(evidence.value("algorithm.steps"))
-    of = f" of {steps:.0f}" if steps else ""
+    of = f" of {steps:.0f}" if steps and steps >= done else ""
     where = f"after step {done}{of}, and its gain was not measured" if done else "before its first step had ended"
     return f"The run stopped {where}."
 
 
 def go_on(evidence: Evidence) -> str:
-    """Return how a run that stopped goes on."""
-    return f"Go on with: {_resume(evidence)}"
+    """Return how a run that stopped goes on, or what has to be done before."""
+    return against_resume(evidence) or f"Go on with: {_resume(evidence)}"
+
+
+def against_resume(evidence: Evidence) -> str:
+    """Return why a resume would be refused now, as far as the run's files tell, and the cure; '' if nothing does."""
+    run = evidence.run
+    steps, checkpoints = number(evidence.value("algorithm.steps")), Checkpoints(run.directory / "checkpoints")
+    try:
+        check_record(run.directory)
+        apart = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
+        said = next((f"{text}. {file}: {CURES.get(file, RESTORE)}" for file, text in apart), "")
+        if damaged := unwhole(checkpoints):
+            whole = [step for step in checkpoints.steps()[:-1] if is_whole(checkpoints.path(step))]
+            cure = f"Resume from the one before: {_resume(evidence)} --from-step {whole[-1]}" if whole else RESTORE
+            said = said or f"{damaged[0]}. {cure}"
+        saved = max(checkpoints.steps(), default=0)
+        if steps and saved > steps:
+            where = f"config.toml has algorithm.steps = {steps:.0f}, and the run has {saved} steps already"
+            said = said or f"{where}. Give it more: {_resume(evidence, f'algorithm.steps={2 * saved}')}"
+    except AgentrigError as error:
+        said = str(error)
+    return f"A resume would be refused now: {said}" if said else ""
 
 
 def _resume(evidence: Evidence, wanted: str = "") -> str:

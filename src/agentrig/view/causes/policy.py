@@ -77,7 +77,7 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
     trained = [s for s, v in zip(*figures.series(run, "algorithm", "weight_change"), strict=True) if v > 0]
     if len(trained) < FEW_STEPS or not _same_answers(evidence) or gained(evidence) or fewer_right(evidence):
         return
-    lr, warmup = number(evidence.value("algorithm.lr")), number(evidence.value("algorithm.warmup_steps")) or 0
+    lr, warmup = _highest(evidence, "algorithm.lr"), number(evidence.value("algorithm.warmup_steps")) or 0
     _, used = figures.series(run, "algorithm", "lr")
     text = f"{count(n - other)} of {count(n)} answers are the same before and after training ({evidence.where})"
     settings = evidence.setting(*LR)
@@ -214,10 +214,17 @@ def settings_of_rate(evidence: Evidence) -> tuple[str, ...]:
     return (*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final")
 
 
+def _highest(evidence: Evidence, key: str) -> float | None:
+    """Return the highest value that a setting had in a step: a resume may have changed it."""
+    steps = [int(line["step"]) for line in evidence.run.steps] or [1]
+    values = (number(evidence.run.setting_at(step, key)) for step in steps)
+    return max((value for value in values if value is not None), default=None)
+
+
 def lower_rate(evidence: Evidence, *, hundredth: bool = False) -> str:
     """Return the advice to train again with a tenth, or a hundredth, of the learning rate, with the command."""
     key = evidence.setting(*LR)[0]
-    lr = number(evidence.value(key))
+    lr = _highest(evidence, key)
     less, part = (100, "hundredth") if hundredth else (10, "tenth")
     rate = f" of {lr:.3g}" if lr else ""
     again = train_again(evidence, f"{key}={lr / less:.3g}") if lr else ""
@@ -279,18 +286,20 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
 
 def penalized(evidence: Evidence) -> Iterator[Finding]:
     """A KL loss that outweighs the reward."""
-    coef = number(evidence.value("algorithm.kl_loss_coef")) or 0.0
     steps, kl = figures.series(evidence.run, "algorithm", "kl_reference")
     _, loss = figures.series(evidence.run, "algorithm", "loss")
-    if not coef or len(kl) < FEW_STEPS or len(kl) != len(loss) or gained(evidence):
+    coefs = [number(evidence.run.setting_at(step, "algorithm.kl_loss_coef")) or 0.0 for step in steps]
+    if not any(coefs) or len(kl) < FEW_STEPS or len(kl) != len(loss) or gained(evidence):
         return
-    over = [s for s, k, whole in zip(steps, kl, loss, strict=True) if coef * k > abs(whole - coef * k)]
+    parts = zip(steps, coefs, kl, loss, strict=True)
+    over = [step for step, coef, k, whole in parts if coef * k > abs(whole - coef * k)]
     if at_least(len(over), len(kl)) <= 0.5:
         return
     yield problem(
         "kl-too-strong",
         f"the KL loss was larger than the loss of the rewards in {len(over)} of {len(kl)} steps: its weight is "
-        f"{coef:g}, the KL to the starting model {figure(mean(kl))} nats a token (mean of these steps)",
+        f"{' and '.join(f'{coef:g}' for coef in dict.fromkeys(coefs))}, the KL to the starting model "
+        f"{figure(mean(kl))} nats a token (mean of these steps)",
         seen=(len(over), len(kl), "steps"),
         since=over[0],
         settings=("algorithm.kl_loss_coef",),

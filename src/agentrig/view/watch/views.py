@@ -137,7 +137,7 @@ def listed(run: Run) -> dict[str, Any]:
             "recipe": data.recipe,
             "state": figures.status(data),
             "status": ", ".join(filter(None, [figures.status(data), figures.progress(data)])),
-            "steps": len(data.steps),
+            "steps": data.done,
             "accuracy": figures.held_out(data)["accuracy"],
             "may_be_chance": run.may_be_chance(),
             "reward": rewards[-1] if rewards else None,
