@@ -102,21 +102,22 @@ def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_pa
 
 
 def test_runs_that_differ_only_in_their_seed_share_a_colour_and_an_entry_of_the_legend(tmp_path: Path) -> None:
-    names = ["old-0", "new-0", "old-1", "new-1", "other"]
+    names = ["old-0", "new-0", "old-1", "new-1", "other-0", "other-1", "other-2"]
     rates = {"old": 1e-4, "new": 2e-4, "other": 3e-4}
     runs = [read_run(write_run(tmp_path / name, steps=3, seed=i, lr=rates[name.partition("-")[0]]))
             for i, name in enumerate(names)]  # fmt: skip
-    assert colors_of(runs) == [1, 2, 1, 2, 3]
+    assert colors_of(runs) == [1, 2, 1, 2, 3, 3, 3]
     for plot in plots_of(runs):
         assert [(line.tag, line.label, line.color) for line in plot.legend[:3]] == [
-            ("1 3", "old-0, old-1", 1), ("2 4", "new-0, new-1", 2), ("5", "other", 3)
+            ("1 3", "old-0, old-1", 1), ("2 4", "new-0, new-1", 2), ("5–7", "other-0, other-1, other-2", 3),
         ]  # fmt: skip
         assert {(line.run, line.color) for line in plot.lines} == set(enumerate(colors_of(runs)))
-        assert {line.run for line in plot.lines if line.thin} == {0, 1, 2, 3}
+        assert all(line.thin for line in plot.lines)
         drawn = svg(plot)
-        assert {*re.findall(r'"line (?:dashed )?thin series-(\d)"', drawn)} == {"1", "2"}
+        assert {*re.findall(r'"line (?:dashed )?thin series-(\d)"', drawn)} == {"1", "2", "3"}
+    assert not any(line.thin for plot in plots_of(runs[:2]) for line in plot.lines)
     page = render(runs)
-    assert re.findall(r'swatch series-(\d)"></span>(\w+-?\d?)<', page)[:5] == [*zip("12123", names, strict=True)]
+    assert re.findall(r'swatch series-(\d)"></span>(\w+-?\d?)<', page)[:7] == [*zip("1212333", names, strict=True)]
 
 
 def test_each_part_of_a_step_has_a_look_of_its_own(tmp_path: Path) -> None:

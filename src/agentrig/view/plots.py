@@ -190,10 +190,10 @@ class Plot:
 
 def _entry(lines: Sequence[Line]) -> Line:
     """Return the entry of the runs with the same settings: their numbers, and their names."""
-    runs = {line.tag: line.label for line in lines}
-    return attrs.evolve(
-        lines[0], label=named([*runs.values()], ", "), tag=" ".join(runs), dashed=False, mark="", joined=True
-    )
+    runs = {int(line.tag): line.label for line in lines}
+    in_a_row = len(runs) > 2 and max(runs) - min(runs) + 1 == len(runs)
+    tag = f"{min(runs)}–{max(runs)}" if in_a_row else " ".join(map(str, runs))
+    return attrs.evolve(lines[0], label=named([*runs.values()], ", "), tag=tag, dashed=False, mark="", joined=True)
 
 
 def apart(places: Sequence[float], least: float, low: float, high: float) -> list[float]:

@@ -129,8 +129,8 @@ def compare(
     Each run is compared with the common start by an exact sign test over the held-out tasks. The common start is the
     measurement before training that most of the runs can be compared with, the first of several; a run that came from
     another one is compared with the start of that one. A run with other held-out tasks, another reward or another
-    start is compared with its own start, and the table says so. Above it stands how each other line's held-out
-    accuracy after training differs from the first line's, and whether chance among tasks, or seeds, can explain that.
+    start is compared with its own start, and the table says so. Above it stands whether each other line is
+    better than the first after training, and whether that may be chance.
 
     Finished runs that differ only in their seed are one line: mean, least and greatest, and one test of them together,
     the exact Cochran-Mantel-Haenszel test with each task as a stratum.
