@@ -68,15 +68,17 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def judged(p: float) -> str:
-    """Return in words whether a difference may be chance: `p = 0.19: may be chance`.
+    """Return in words whether a difference may be chance: `p = 0.19: may be chance`."""
+    return f"{p_text(p)}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
 
-    Near the limit, p has as many digits as it takes to differ from it.
-    """
+
+def p_text(p: float) -> str:
+    """Return a p value as text, `p = 0.19`; near the limit with as many digits as it takes to differ from it."""
     digits = 2
     while digits < 6 and round(p, digits) == SIGNIFICANT:
         digits += 1
     value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
-    return f"p {value}: {'may be chance' if p > SIGNIFICANT else 'significant'}"
+    return f"p {value}"
 
 
 EXACT = 1000

@@ -267,7 +267,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     begun, ended = answers(seeds[0], 0), [answers(run, -1) for run in seeds]
     assert pooled["p"] == pytest.approx(stratified_p([begun], ended)), "the start counts once"
     assert pooled["p"] < min(row["against_start"]["p"] for row in found.rows[:3])
-    assert found.table().rows[0][2].endswith("exact test p < 0.001: significant")
+    assert found.table().rows[0][2].endswith("exact test p < 0.001: a significant gain")
     assert alone["p"] == found.rows[3]["against_start"]["p"]
     assert "seeds 0, 1, 2" in found.table().rows[0][0]
     shares = zip(("before", "after", "gain"), (0.0806, 0.3824, 0.3018), strict=True)
@@ -279,9 +279,11 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     each = compare([*seeds, other], each=True)
     assert [line["runs"] for line in each.lines] == [["run-0"], ["run-1"], ["run-2"], ["other"]]
     assert each.rows == found.rows
-    five = attrs.evolve(found, lines=[{**pooled, "runs": list("abcde")}, alone])
-    weak = ["A range of fewer than five runs is weak evidence" in some.table().note for some in (found, each, five)]
-    assert weak == [True, False, False]
+    five = attrs.evolve(found, lines=[{**pooled, "seeds": [*range(5)]}, alone])
+    several = (found, compare([*seeds[:2], other]), each, five)
+    weak = [[line for line in some.table().note.splitlines() if "weak" in line] for some in several]
+    said = "A range of {} runs is weak evidence: another seed lies outside it with probability {}."
+    assert weak == [[said.format(3, "1/2")], [said.format(2, "2/3")], [], []]
 
 
 def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
@@ -301,6 +303,28 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     assert between["p"] == pytest.approx(binomial_p(better, worse))
     line = f"After training, other against run-0, on the same 40 held-out tasks: {better} better, {worse} worse (sign"
     assert any(text.startswith(line) for text in found.text(width=200).splitlines())
+    gap = f"{100 * (sum(last.values()) - sum(first.values())) / 40:+.1f}"
+    level = "above" if better > worse else "below"
+    verdict, advice = found.table().lead
+    limit = "one seed each: may be chance"
+    assert verdict == f"other is {gap[1:]} points {level} run-0; p = {between['p']:.2f}, {limit}."
+    assert between["difference"] == pytest.approx(float(gap) / 100)
+    assert found.text().startswith(verdict), "the answer comes first"
+    assert f": {gap} points." in found.table().note.splitlines()[0]
+    assert advice.splitlines() == [
+        "One seed each can't tell settings from seeds. Three seeds a side can:",
+        "  for seed in 1 2; do",
+        f"    agentrig train {seeds[0]}/config.toml run.seed=$seed run.name=run-$seed",
+        f"    agentrig train {other}/config.toml run.seed=$seed run.name=other-$seed",
+        "  done",
+        "  agentrig compare "
+        + " ".join(f"{run}-{seed}" for run in (seeds[0].parent / "run", other) for seed in ("0", "1", "2")).replace(
+            f"{other}-0", str(other)
+        ),
+    ]
+    note = found.table().note
+    assert "ranges" not in note
+    assert "does not say that a line is better than another" in note
     twin = write_run(tmp_path / "twin", steps=3, seed=3, lr=1e-4)
     told = compare([other, twin]).text(width=200)
     assert ("on the same 40 held-out tasks: no task changed." in told, "0 better, 0 worse (" in told) == (True, False)
@@ -314,17 +338,51 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     shares = [sum(last.values()) / 40, sum(sum(end.values()) for end in ends) / 120]
     assert [pooled["accuracy"][side] for side in ("runs", "against")] == pytest.approx(shares)
     one, three = (f"{100 * share:.1f}%" for share in shares)
-    line = f"run-0, run-1, run-2, on the same 40 held-out tasks: mean accuracy {one} against {three} (exact test p "
+    line = f"run-0, run-1, run-2, on the same 40 held-out tasks: mean accuracy {one} against {three}: "
     note = runs.table().note.splitlines()
     assert line in note[0]
-    assert (
-        note[1]
-        == "p: chance among tasks, for these runs; other seeds may differ more, so the ranges must not overlap, either."
-    )
-    note = compare([*seeds, other], each=True).table().note.splitlines()
-    assert note[3].endswith(
-        "must not overlap, either. Without any difference, about one of 20 such tests is significant by chance."
-    )
+    assert note[1] == "p: chance among tasks, for these runs. It does not cover other seeds."
+    verdict, advice = runs.table().lead
+    assert re.fullmatch(r"other is [\d.]+ points (above|below) run; p = [\d.]+, one seed of other: .*", verdict)
+    assert advice.startswith("One seed of other can't tell settings from seeds. Three seeds a side can:\n")
+    assert advice.count("agentrig train") == 1
+    found = compare([*seeds, other], each=True)
+    note = found.table().note.splitlines()
+    assert note[3].endswith("Without any difference, about one of 20 such tests is significant by chance.")
+    ends = [line.partition(", ")[2] for line in found.table().lead[:2]]
+    assert all(end.startswith("the settings are the same: ") for end in ends), "run-1 and run-2 against run-0"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "verdict"),
+    [
+        ([(20, 22), (21, 23)], "new is 2.5 points above old; p = 0.58, ranges overlap: may be chance."),
+        ([(20, 20), (20, 20)], "new is as accurate as old; p = 1.00, ranges overlap: may be chance."),
+        ([(10, 24), (22, 36)], "new is 30.0 points above old; p < 0.001, ranges overlap: other seeds may reverse it."),
+        ([(30, 32), (8, 12)], "new is 52.5 points below old; p < 0.001, ranges do not overlap: unlikely to be chance."),
+    ],
+)
+def test_the_verdict_of_several_seeds_says_whether_their_ranges_overlap(
+    accuracies: list[tuple[int, int]], verdict: str, seeds: list[Path], tmp_path: Path
+) -> None:
+    runs = []
+    for name, lr, rights in zip(("old", "new"), (1e-4, 1e-3), accuracies, strict=True):
+        for seed, n in enumerate(rights):
+            run = write_run(tmp_path / f"{name}-{seed}", steps=1, seed=seed, lr=lr)
+            after = [rollout_of(i, right=i < n, mode="report", step=1) for i in range(40)]
+            RunDirectory(run).write_rollouts(after, mode="report", step=1)
+            summary = json.loads((run / "summary.json").read_text())
+            summary["accuracy"] |= {"after": n / 40}
+            (run / "summary.json").write_text(json.dumps(summary))
+            (run / "progress.json").unlink()  # it would have the accuracy before
+            runs.append(run)
+    found = compare(runs)
+    assert found.table().lead == [verdict], "three seeds are asked for only where a side has one"
+    assert found.as_dict()["between"][0]["verdict"] == verdict
+    page = html.unescape(render([read_run(run) for run in runs]))
+    assert page.index(f'<p class="lead"><b>{verdict}</b></p>') < page.index("<table"), "not small, and not in grey"
+    text = compare([*runs[:2], runs[2]]).table().lead[0]
+    assert ", one seed of new-0: " in text
 
 
 def test_a_task_counts_with_the_runs_that_measured_it(seeds: list[Path], tmp_path: Path) -> None:
@@ -368,6 +426,22 @@ def test_runs_with_other_tasks_or_no_end_are_not_tested_against_each_other(seeds
         (run / "config.toml").write_text(config)
     told = [row[0].splitlines()[2] for row in compare(runs).table().rows]
     assert told == ["report_tasks all, plugins none", 'report_tasks 4, plugins ["own.py"]']
+    shared, folder = "/a/folder/with/a/long/name/shared.py", "/a/folder/with/a/long/name"
+    for own, said in (
+        (([], [f"{folder}/my_agent.py"]), ["no other", "my_agent.py"]),
+        (([f"{folder}/a/own.py"], [f"{folder}/b/own.py"]), ["a/own.py", "b/own.py"]),
+    ):
+        for run, plugins in zip(runs, own, strict=True):
+            file = run / "config.toml"
+            file.write_text(re.sub("plugins = .*", f"plugins = {json.dumps([shared, *plugins])}", file.read_text()))
+        told = [row[0].splitlines()[2].partition("plugins ")[2] for row in compare(runs).table().rows]
+        assert told == said
+    for run, answer in zip(runs, ("SELECT", "WITH"), strict=True):
+        config = (run / "config.toml").read_text()
+        prompt = f"Write one SQL query that answers the question, and begin it with {answer}"
+        (run / "config.toml").write_text(config.replace("[agent]", f'[agent]\nprompt = "{prompt}"'))
+    told = [row[0].splitlines()[2] for row in compare(runs).table().rows]
+    assert ["prompt …SELECT" in told[0], "prompt …WITH" in told[1]] == [True, True]
 
 
 def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[Path], tmp_path: Path) -> None:
@@ -629,8 +703,21 @@ def test_the_command_prints_the_table_or_json_and_writes_a_page(seeds: list[Path
     named = shutil.copytree(seeds[0], tmp_path / "mini-20260101-120000-with-a-long-name")
     told = CliRunner().invoke(main, ["compare", str(seeds[1]), str(named)])
     assert named.name in told.output, "a pipe gets whole names"
+    config = (named / "config.toml").read_text()
+    config = config.replace("max_turns = 3", "max_turns = 4").replace("2048", "64").replace("512", "1024")
+    (named / "config.toml").write_text(config.replace("[run]", f"[run]\nreport = {'abcd ' * 9!r}"))
+    config = (seeds[1] / "config.toml").read_text()
+    wide = CliRunner().invoke(main, ["compare", str(seeds[1]), str(named)]).output
+    assert "max_turns 4" in wide
+    table = [line for line in wide.splitlines() if "agentrig " not in line]
+    assert max(map(len, table)) <= 110, "its settings are broken between words"
     said = CliRunner().invoke(main, [*words, "--out", str(page)]).output
-    assert f"report: {page}, images: {tmp_path / 'plots'}" in said
+    assert f"report: {page}, images: {tmp_path / 'page-plots'}" in said
+    assert "Plots as PNG: page-plots/." in page.read_text()
+    (tmp_path / "page-plots" / "time.png").write_bytes(b"of the first page")
+    assert CliRunner().invoke(main, [*words, "--out", str(tmp_path / "cmp2.html")]).exit_code == 0
+    assert (tmp_path / "page-plots" / "time.png").read_bytes() == b"of the first page"
+    assert (tmp_path / "cmp2-plots" / "time.png").is_file()
     told = json.loads(CliRunner().invoke(main, [*words, "--json", "--each", "--out", str(page)]).output)
     assert told["report"] == str(page)
     assert [line["runs"] for line in told["lines"]] == [["run-0"], ["run-1"], ["run-2"]]

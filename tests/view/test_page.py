@@ -360,7 +360,8 @@ def test_the_results_are_plain_json_and_a_table_that_fits(tmp_path: Path, finish
     assert re.search(r"^Status +finished +crashed$", text, re.MULTILINE)
     part = rows[0]["slices"]["half"]["first"]
     assert part["n"] == 20
-    assert re.search(rf"^  first +{100 * part['before']:.1f} → {100 * part['after']:.1f} +", text, re.MULTILINE)
+    shares = f"{100 * part['before']:.1f} → {100 * part['after']:.1f}"
+    assert re.search(rf"^  first +{shares}, n = 20 +", text, re.MULTILINE)
     repaired = [rows[0]["by_turn"][when]["repaired at turn 2"] / 40 for when in ("before", "after")]
     assert re.search(rf"^  repaired at turn 2 +{100 * repaired[0]:.1f} → {100 * repaired[1]:.1f} +", text, re.MULTILINE)
 
@@ -453,6 +454,21 @@ def test_a_run_that_ended_in_a_step_counts_the_rollouts_of_that_step(tmp_path: P
     text = Page(build_report([directory])).text
     assert re.search(rf"{sum(trained)} in training, \d+ failed", text)
     assert "s each; ended in step 3" in text
+
+
+@pytest.mark.parametrize(("before", "after", "alarms"), [(20, 40, [False, True]), (40, 20, [True, False])])
+def test_only_what_happened_is_in_colour_before_and_after(
+    tmp_path: Path, before: int, after: int, alarms: list[bool]
+) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    for step, right in ((0, before), (2, after)):
+        rollouts = [rollout_of(i, right=i < right, mode="report", step=step) for i in range(40)]
+        RunDirectory(run).write_rollouts(rollouts, mode="report", step=step)
+    text = render([read_run(run)])
+    said = ['<b class="bad">20 from right to wrong</b>', '<b class="good">20 went from wrong to right</b>']
+    assert [each in text for each in said] == alarms
+    assert ('class="bad">0' in text, 'class="good">0' in text) == (False, False)
+    assert ("0 from right to wrong" in text, "0 went from wrong to right" in text) == (True, True)
 
 
 def test_an_accuracy_of_one_end_has_no_arrow_and_one_validation_is_no_best(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from agentrig.testing.run_directory import write_run
 from agentrig.view import figures
-from agentrig.view.page import view
-from agentrig.view.plots import Line, Plot, apart, plots_of
+from agentrig.view.page import render, view
+from agentrig.view.plots import Line, Plot, apart, colors_of, plots_of
 from agentrig.view.png import draw
 from agentrig.view.reading import read_run
 from agentrig.view.svg import MOST_POINTS, TAG_HEIGHT, points_of, svg
@@ -72,7 +72,7 @@ def test_validations_of_one_run_are_joined_in_both_curves(tmp_path: Path, n: int
 def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_path: Path) -> None:
     """There are more runs than colours."""
     names = ["one", "<two>", *(f"run-{i}" for i in range(3, 10))]
-    runs = [read_run(write_run(tmp_path / name, steps=3, seed=i, second_reward="strict" if i < 2 else ""))
+    runs = [read_run(write_run(tmp_path / name, steps=3, lr=(i + 1) * 1e-4, second_reward="strict" if i < 2 else ""))
             for i, name in enumerate(names)]  # fmt: skip
     drawn = {plot.name: plot for plot in plots_of(runs)}
     for name, plot in drawn.items():
@@ -101,6 +101,25 @@ def test_several_runs_have_a_number_each_at_their_curve_and_in_the_legend(tmp_pa
     assert {"one, training", "one, validation", "one, held out, 95% interval"} <= said
 
 
+def test_runs_that_differ_only_in_their_seed_share_a_colour_and_an_entry_of_the_legend(tmp_path: Path) -> None:
+    names = ["old-0", "new-0", "old-1", "new-1", "other-0", "other-1", "other-2"]
+    rates = {"old": 1e-4, "new": 2e-4, "other": 3e-4}
+    runs = [read_run(write_run(tmp_path / name, steps=3, seed=i, lr=rates[name.partition("-")[0]]))
+            for i, name in enumerate(names)]  # fmt: skip
+    assert colors_of(runs) == [1, 2, 1, 2, 3, 3, 3]
+    for plot in plots_of(runs):
+        assert [(line.tag, line.label, line.color) for line in plot.legend[:3]] == [
+            ("1 3", "old-0, old-1", 1), ("2 4", "new-0, new-1", 2), ("5–7", "other-0, other-1, other-2", 3),
+        ]  # fmt: skip
+        assert {(line.run, line.color) for line in plot.lines} == set(enumerate(colors_of(runs)))
+        assert all(line.thin for line in plot.lines)
+        drawn = svg(plot)
+        assert {*re.findall(r'"line (?:dashed )?thin series-(\d)"', drawn)} == {"1", "2", "3"}
+    assert not any(line.thin for plot in plots_of(runs[:2]) for line in plot.lines)
+    page = render(runs)
+    assert re.findall(r'swatch series-(\d)"></span>(\w+-?\d?)<', page)[:7] == [*zip("1212333", names, strict=True)]
+
+
 def test_each_part_of_a_step_has_a_look_of_its_own(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", steps=3))
     names = ["rollout", "reward", "update", "push", "delivery", "validation", "checkpoint", "second_reward"]
@@ -124,7 +143,7 @@ def test_the_time_that_a_step_waits_for_the_auditor_is_a_part_of_its_own(tmp_pat
 
 
 def test_an_image_grows_with_its_legend(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"run-{i}", steps=2, seed=i)) for i in range(20)]
+    runs = [read_run(write_run(tmp_path / f"run-{i}", steps=2, lr=(i + 1) * 1e-5)) for i in range(20)]
     heights = []
     for some in (runs[:1], runs):
         image = draw(some, "accuracy")

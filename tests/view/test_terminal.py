@@ -286,6 +286,24 @@ def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):
     assert ending(run).splitlines()[-1] == "otlp    nothing arrived: http://127.0.0.1:4318"
 
 
+def test_the_end_of_a_run_and_why_name_compare_if_its_folder_has_a_run_on_the_same_tasks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "new", steps=3, held_out=60)
+    write_run(tmp_path / "stopped", steps=2, ended=False, held_out=60)
+    elsewhere = write_run(tmp_path / "elsewhere", steps=2, held_out=60)
+    manifest = json.loads((elsewhere / "manifest.json").read_text())
+    manifest["data"]["report"]["fingerprint"] = "of other tasks"
+    (elsewhere / "manifest.json").write_text(json.dumps(manifest))
+    for text in (ending(run), words(diagnose(run))):
+        assert "compare" not in text
+    other = write_run(tmp_path / "one", steps=3, held_out=60)
+    command = f"agentrig compare {other} {run}"
+    assert f"compare  {command}" in ending(run).splitlines()
+    said = f"One run's gain does not say which of two settings is better: {command}"
+    assert said in words(diagnose(run)).splitlines()
+    worse = write_run(tmp_path / "worse", steps=3, held_out=60, lift=-0.2)
+    assert "agentrig compare" not in words(diagnose(worse))
+
+
 def script_run(directory: Path) -> Path:
     """A run as a script leaves it: its plugin file is gone."""
     run = write_run(directory, steps=2)

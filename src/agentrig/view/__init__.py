@@ -34,7 +34,8 @@ def build_report(
     Args:
         run_dirs: At least one run directory.
         out: The page's path; `report.html` in the run's directory by default, and
-            `comparison/report.html` beside the first of several. The plots go to `plots/` beside it.
+            `comparison/report.html` beside the first of several. The plots go to a folder beside it, see
+            `images_of`.
         gold: Whether the rollouts on the page come with the private part of their tasks, gold answers included;
             the runs' task sets are loaded for it.
         binned: Whether training curves are the mean of each 16 steps instead of a moving mean.
@@ -58,9 +59,15 @@ def build_report(
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
     with writing(out, "--out FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        plots = out.parent / "plots"
+        plots = images_of(out)
         in_the_way = os.path.lexists(plots) and not plots.is_dir()
         with writing(plots, "") if in_the_way else nullcontext():
             draw_all(runs, plots)
-        write_whole(out, storable(render(runs, gold=gold, prices=prices, each=each)))
+        images = plots.name if plots.is_dir() else ""
+        write_whole(out, storable(render(runs, gold=gold, prices=prices, each=each, images=images)))
     return out
+
+
+def images_of(page: Path) -> Path:
+    """Return the folder of a page's plots: `plots` of a `report.html`, `NAME-plots` of another page `NAME.html`."""
+    return page.parent / ("plots" if page.name == "report.html" else f"{page.stem}-plots")

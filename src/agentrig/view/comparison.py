@@ -6,17 +6,17 @@ run that goes on, or was stopped, has a line of its own: it has had another trai
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import attrs
 import orjson
 
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import ConfigError
 from agentrig.figures import (
     NOTHING,
     count,
@@ -34,9 +34,22 @@ from agentrig.figures import (
 from agentrig.text import amount, cut
 from agentrig.traces import LLM_CALL, items, mapping, usage
 from agentrig.view import figures, table, tables
-from agentrig.view.causes.evidence import Measured, changed, measured_of
+from agentrig.view.between import (
+    SIDES,
+    accuracy_of,
+    between,
+    ends_of,
+    more_seeds,
+    reward_of,
+    tallies_of,
+    tasks_of,
+    told,
+    verdict,
+)
+from agentrig.view.causes.evidence import changed, measured_of
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
+from agentrig.view.related import alike, ancestors_of, named, seed_of, start_of
 
 OWN = ""
 """The run's own model, among the models that answered its calls: the name that `agentrig.traces.usage` gives it."""
@@ -72,22 +85,14 @@ POOLED = (
 FEW_RUNS = 5
 """Of fewer runs, the least and the greatest are weak evidence: another one is outside with probability 2 / (n + 1)."""
 
-FEW = (
-    "A range of fewer than five runs is weak evidence: with three runs, another seed lies outside it about half of "
-    "the time."
-)
+FEW = "A range of {} is weak evidence: another seed lies outside it with probability {}."
 REPEATED = "Runs of the same settings and the same seed are repeats: they say nothing about other seeds."
-TESTED = "p: chance among tasks, for these runs; other seeds may differ more, so the ranges must not overlap, either."
+TESTED = "p: chance among tasks, for these runs. It does not cover other seeds."
+OWN_GAIN = "A significant gain is one against the start; it does not say that a line is better than another."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
 CHAINED = "What a run spent leaves out the runs that it came from."
 
 ENDS = ("before", "after")
-
-SIDES = ("runs", "against")
-"""The two sides of a test of one line against another."""
-
-NAMES = 3
-"""Runs that a line names; more are counted."""
 
 SETTINGS = 4
 """Settings that a line names; more are counted."""
@@ -105,36 +110,6 @@ TOLD = frozenset(
     ("run.name", "run.seed", "run.directory", "algorithm.use", "algorithm.model", "credit.use", "server.model")
 )
 """Settings that a line tells in other words: the run's name and seed, its method and start."""
-
-
-@attrs.frozen(kw_only=True)
-class Start:
-    """What a run began with: a model, or a step of a run, whose directory is `run`; the `id` is that of the weights."""
-
-    name: str
-    id: str
-    run: Path | None = None
-
-
-def start_of(run: RunData) -> Start:
-    """Return what a run began with: a model, or a checkpoint of another run.
-
-    That run is where the path says, or beside this one.
-    """
-    model = figures.starting_model(run)
-    return start_at(model, run.directory.parent) if model else Start(name=NOTHING, id=f"{run.directory}: unknown")
-
-
-def start_at(model: str, folder: Path) -> Start:
-    """Return what a run in a folder begins with, if this is its model; see `start_of`."""
-    path = Path(model)
-    if path.parent.name != "checkpoints":
-        return Start(name=path.name or NOTHING, id=str(path))
-    stated = path.parent.parent
-    places = (stated, folder / stated.name)
-    there = next((place.resolve() for place in places if (place / "config.toml").is_file()), None)
-    step = path.name.removeprefix("step-").lstrip("0") or "0"
-    return Start(name=f"run {stated.name}, step {step}", id=f"{there or stated}@{path.name}", run=there)
 
 
 def usage_of(file: RolloutFile) -> Counter[tuple[str, str]]:
@@ -185,7 +160,8 @@ class Comparison:
             seed.
         start: The run whose measurement before training is the common start, its `accuracy` and its number of tasks.
         between: How each other line's held-out answers after training differ from those of the first line; see
-            `_between`.
+            `agentrig.view.between`.
+        advice: What it takes to tell settings from seeds, if there is one seed of some; else empty.
         rewards: What is said of each other line with another reward than the first line's, instead; see `_rewards`.
         prices: The price table, if there is one.
     """
@@ -195,6 +171,7 @@ class Comparison:
     start: Mapping[str, Any]
     between: Sequence[Mapping[str, Any]] = ()
     rewards: Sequence[str] = ()
+    advice: str = ""
     prices: Prices | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -202,7 +179,7 @@ class Comparison:
         return {
             "common_start": dict(self.start),
             "lines": list(self.lines),
-            "between": list(self.between),
+            "between": [{**found, "verdict": verdict(found)} for found in self.between],
             "rewards": list(self.rewards),
             "runs": list(self.rows),
         }
@@ -217,7 +194,10 @@ class Comparison:
         common = self.has_common_start
         against = "Against the common start" if common else "Against its own start"
         heads = [("Run", "head"), ("Held out, %", "lines"), (against, "lines"), ("Spent", "lines")]
-        rows = [[_run(line), _accuracy(line), _against(line, common=common), _spent(line)] for line in self.lines]
+        others = [line["differs"] for line in self.lines]
+        rows = [
+            [_run(line, others), _accuracy(line), _against(line, common=common), _spent(line)] for line in self.lines
+        ]
         notes = [NOTE]
         if common and self.start["accuracy"] is not None:
             begun = f"{percent(self.start['accuracy'])}% of {amount(self.start['n'], 'task')}"
@@ -234,12 +214,15 @@ class Comparison:
             rows = [[*row, _cost(line)] for row, line in zip(rows, self.lines, strict=True)]
             lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
             notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
-        tests = [*map(_told_between, self.between)]
+        tests = [*map(told, self.between)]
         if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
             tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
-        tests += [FEW] if any(1 < len(line["runs"]) < FEW_RUNS for line in self.lines) else []
+            tests += [OWN_GAIN] if len(self.lines) > 1 else []
+        sizes = sorted({len(set(line["seeds"])) for line in self.lines})
+        tests += [FEW.format(amount(n, "run"), Fraction(2, n + 1)) for n in sizes if 1 < n < FEW_RUNS]
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
-        return tables.Table(title="Comparison", heads=heads, rows=rows, note=note)
+        lead = [*map(verdict, self.between), *filter(None, [self.advice])]
+        return tables.Table(title="Comparison", heads=heads, rows=rows, note=note, lead=lead)
 
     def text(self, *, width: int | None = None) -> str:
         """Return the table and its note for a terminal; `width` is in characters, None for the terminal's own."""
@@ -280,7 +263,7 @@ def compared(
     rows, own_starts = [], []
     for run in runs:
         missing: list[str] = []
-        row = table.row_of(run) | {"accuracy": _accuracy_of(run)} | _about(run, known) | _usage(run, known)
+        row = table.row_of(run) | {"accuracy": accuracy_of(run)} | _about(run, known) | _usage(run, known)
         row["against_start"] = _judged(run, reference, known, missing)
         own = _measured_start(run, runs, known)
         own_starts.append(own)
@@ -294,31 +277,28 @@ def compared(
     pools: dict[str, list[int]] = {}
     for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
         alone = each or row["status"] != "finished"
-        pools.setdefault(str(run.directory) if alone else _alike(run, known), []).append(i)
+        pools.setdefault(str(run.directory) if alone else alike(run, known), []).append(i)
     begun = figures.held_out(reference)["accuracy"]
     n = int(number(dig(reference.progress, "before", "n")) or begun["n"])
     start = {"run": reference.name, "accuracy": begun["before"], "n": n, "start": start_of(reference).name}
     lines = [[runs[i] for i in pool] for pool in pools.values()]
-    told = []
+    told_lines = []
     for pool, line in zip(pools.values(), lines, strict=True):
         some = [rows[i] for i in pool]
         changes = _changes(line, [reference] * len(line), [row["against_start"] for row in some])
         from_own = _changes(line, [own_starts[i] for i in pool], [row["against_own_start"] for row in some])
-        told.append(_line(some) | changes | {"own_start": from_own if from_own["compared"] else None})
+        told_lines.append(_line(some) | changes | {"own_start": from_own if from_own["compared"] else None})
+    differences = between(lines, known)
+    tested = {name for found in differences for side in SIDES for name in found[side]}
     return Comparison(
         rows=rows,
-        lines=told,
+        lines=told_lines,
         start=start,
-        between=_between(lines),
+        between=differences,
         rewards=_rewards(lines),
+        advice=more_seeds([run for run in runs if run.name in tested], each=each) if differences else "",
         prices=prices,
     )
-
-
-def _accuracy_of(run: RunData) -> dict[str, Any]:
-    """Return a run's held-out accuracy; of one that is resumed, without that of its earlier end."""
-    accuracy = figures.held_out(run)["accuracy"]
-    return accuracy | ({"after": None, "after_ci95": None} if run.running else {})
 
 
 def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
@@ -342,46 +322,16 @@ def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     return [{key: settings[key] for key in apart if key in settings} for settings in several]
 
 
-def _between(pools: Sequence[Sequence[RunData]]) -> list[dict[str, Any]]:
-    """Return how each other line's held-out answers after training differ from those of the first line.
-
-    Lines with other held-out tasks or another reward, or without a measurement after training, are left out.
-
-    Returns:
-        The names of the `runs`, and of those that they are `against`; of the `n` tasks that both measured the mean
-        `accuracy` of each, and the two-sided `p`: for two runs that of the exact sign test, with the number of tasks
-        that are `better` and `worse`, else that of `stratified_test`. A task counts with the runs that measured it.
-    """
-    first, *others = pools
-    known, found = _ends(first), []
-    for pool in others:
-        ends = _ends(pool)
-        tallies = _tallies([end for _, end in ends], [end for _, end in known])
-        if not tallies or (_tasks(pool[0]), _reward(pool[0])) != (_tasks(first[0]), _reward(first[0])):
-            continue
-        test: dict[str, Any] = {"better": None, "worse": None, "p": stratified_test(tallies)}
-        if len(ends) == len(known) == 1:
-            better, worse, _, _ = changed(known[0][1], ends[0][1])
-            test = {"better": better, "worse": worse, "p": sign_test(better, worse)}
-        names: dict[str, Any] = {}
-        accuracy = {}
-        for side, runs, tally in zip(SIDES, (ends, known), zip(*tallies, strict=True), strict=True):
-            names[side] = [name for name, _ in runs]
-            accuracy[side] = mean([right / n for right, n in tally])
-        found.append({**names, "n": len(tallies), "accuracy": accuracy, **test})
-    return found
-
-
 def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
     """Say of each line with another reward than the first line's that they are not compared, and how they can be."""
     first, *others = pools
     found = []
     for pool in others:
         names = [str(dig(each[0].config, "reward", "use") or "?") for each in (first, pool)]
-        other_tasks = _tasks(pool[0]) != _tasks(first[0])  # then no reward makes them comparable
-        if other_tasks or _reward(pool[0]) == _reward(first[0]) or "?" in names:
+        other_tasks = tasks_of(pool[0]) != tasks_of(first[0])  # then no reward makes them comparable
+        if other_tasks or reward_of(pool[0]) == reward_of(first[0]) or "?" in names:
             continue
-        runs = [_names([run.name for run in each], ", ") for each in (pool, first)]
+        runs = [named([run.name for run in each], ", ") for each in (pool, first)]
         judges = " and ".join(names[::-1]) if names[0] != names[1] else f"{names[0]} with other settings"
         found.append(
             f"After training, {runs[0]} and {runs[1]} are not compared: different rewards judged them ({judges}). "
@@ -390,46 +340,9 @@ def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
     return found
 
 
-def _ends(pool: Sequence[RunData]) -> list[tuple[str, Measured]]:
-    """Return name and held-out answers after training of the runs that have such answers."""
-    measured = [run for run in pool if _tasks(run) is not None and _accuracy_of(run)["after"] is not None]
-    ends = [(run.name, run.seen.of(file, measured_of)) for run in measured for file in run.of_mode("report")[1:][-1:]]
-    return [(name, end) for name, end in ends if end]
-
-
-def _tallies(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return of each task that both sides measured how many measurements of how many have it right, on each side."""
-
-    def tally(side: Sequence[Measured], task: str) -> tuple[int, int]:
-        of = [measured[task][1] for measured in side if task in measured]
-        return sum(of), len(of)
-
-    both = set().union(*first) & set().union(*other)
-    return [(tally(first, task), tally(other, task)) for task in sorted(both)]
-
-
-def _told_between(found: Mapping[str, Any]) -> str:
-    """Write a difference between two lines."""
-    if found["better"] is None:
-        shares = " against ".join(f"{percent(found['accuracy'][side])}%" for side in SIDES)
-        told = f"mean accuracy {shares} (exact test {judged(found['p'])})"
-    else:
-        tested = figures.chance(found["better"], found["worse"])
-        told = tested if tested == figures.UNMOVED else f"{found['better']} better, {found['worse']} worse ({tested})"
-    return (
-        f"After training, {_names(found['runs'], ', ')} against {_names(found['against'], ', ')}, on the same "
-        f"{amount(found['n'], 'held-out task')}: {told}."
-    )
-
-
-def _names(runs: Sequence[str], between: str) -> str:
-    """Name the runs of a line; many are counted."""
-    return between.join([*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])])
-
-
 def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
     methods = []
-    for each in reversed(_ancestors(run, known)):
+    for each in reversed(ancestors_of(run, known)):
         algorithm, credit = (
             dig(each.manifest, "components", kind, "name") or each.setting(kind, "use")
             for kind in ("algorithm", "credit")
@@ -441,7 +354,7 @@ def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
         "credit": credit,
         "chain": methods,
         "start": start_of(run).name,
-        "seed": run.manifest.get("seed", run.setting("run", "seed")),
+        "seed": seed_of(run),
         "machine": figures.machine(run) or "an unknown machine",
     }
 
@@ -462,7 +375,7 @@ def _usage(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
     stated = table.rollout_counts(run)["rollouts"]
     rollouts = None if stated is None else stated - demonstrations
     lost = bool(run.damage) or found[OWN, "rollouts"] < (rollouts or 0)
-    by_model = usage_by_name(found, start_of(_ancestors(run, known)[-1]).name, lost=lost)
+    by_model = usage_by_name(found, start_of(ancestors_of(run, known)[-1]).name, lost=lost)
     total = {key: sum(of[key] for of in by_model.values()) for key in ("calls", "prompt_tokens", "response_tokens")}
     wall = figures.hours(run)
     return {
@@ -495,40 +408,6 @@ def usage_by_name(found: Mapping[tuple[str, str], float], own: str, *, lost: boo
     }
 
 
-def origin(model: str, folder: Path) -> str:
-    """Return by which name the comparison would show the model of a run in a folder: that of its first ancestor."""
-    known: dict[Path, RunData] = {}
-    start = start_at(model, folder)
-    earlier = _earlier(start, known)
-    return start.name if earlier is None else start_of(_ancestors(earlier, known)[-1]).name
-
-
-def _ancestors(run: RunData, known: dict[Path, RunData]) -> list[RunData]:
-    """Return the run, the one that it came from, the one that this came from, and so on."""
-    found = [run]
-    while (earlier := _earlier(start_of(found[-1]), known)) and earlier not in found:
-        found.append(earlier)
-    return found
-
-
-def _earlier(start: Start, known: dict[Path, RunData]) -> RunData | None:
-    """Return the run that another one began with; None if it began with a model, or the run cannot be read."""
-    if start.run is None:
-        return None
-    with contextlib.suppress(AgentrigError):
-        if start.run not in known:
-            known[start.run] = read_run(start.run)
-    return known.get(start.run)
-
-
-def _tasks(run: RunData) -> Any:
-    return dig(run.manifest, "data", "report", "fingerprint")
-
-
-def _reward(run: RunData) -> Any:
-    return run.config.get("reward"), run.setting("run", "correct_at")
-
-
 def _reference(runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
     """Return the run whose measurement before training is the common start: most runs share it.
 
@@ -544,25 +423,25 @@ def _reference(runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
 
 def _measured_start(first: RunData, runs: Sequence[RunData], known: dict[Path, RunData]) -> RunData:
     """Return the run that measured the earliest start in a run's line, on its held-out tasks and with its reward."""
-    judged = _tasks(first), _reward(first)
-    for start in map(start_of, reversed(_ancestors(first, known))):
+    judged = tasks_of(first), reward_of(first)
+    for start in map(start_of, reversed(ancestors_of(first, known))):
         for run in runs:
             measured = figures.held_out(run)["accuracy"]["before"] is not None
-            if measured and start_of(run).id == start.id and (_tasks(run), _reward(run)) == judged:
+            if measured and start_of(run).id == start.id and (tasks_of(run), reward_of(run)) == judged:
                 return run
     return first
 
 
 def _reason(run: RunData, reference: RunData, known: dict[Path, RunData]) -> str | None:
     """Return why a run cannot be compared with the common start, a key of `NOT_COMPARED`; None if it can."""
-    if _tasks(run) is None:
+    if tasks_of(run) is None:
         return "tasks-unknown"
-    accuracy = _accuracy_of(run)
-    if _tasks(run) != _tasks(reference):
+    accuracy = accuracy_of(run)
+    if tasks_of(run) != tasks_of(reference):
         return "start-not-measured" if accuracy["before"] is None else "other-tasks"
-    if _reward(run) != _reward(reference):
+    if reward_of(run) != reward_of(reference):
         return "other-reward" if "reward" in run.config and "reward" in reference.config else "reward-unknown"
-    if start_of(reference).id not in {start_of(each).id for each in _ancestors(run, known)}:
+    if start_of(reference).id not in {start_of(each).id for each in ancestors_of(run, known)}:
         return "other-start"
     if figures.held_out(reference)["accuracy"]["before"] is None:
         return "start-not-measured"
@@ -597,24 +476,6 @@ def _judged(
         return found | {"reason": "unreadable"}
     p = sign_test(better, worse)
     return found | {"gain": (better - worse) / n, "better": better, "worse": worse, "n": n, "p": p}
-
-
-def _alike(run: RunData, known: dict[Path, RunData]) -> str:
-    """Return a text that is the same for runs that differ only in their seed, and whose starts do, too."""
-    if not run.config:
-        return str(run.directory)
-    kept = {
-        key: value
-        for key, value in figures.settings_of(run).items()
-        if key not in ("run.name", "run.seed", "run.directory")
-    }
-    start = start_of(run)
-    earlier = _earlier(start, known)
-    if earlier is not None:
-        step = start.id.rpartition("@")[2]
-        kept["algorithm.model"] = [_alike(earlier, known), step]
-    data = {role: dig(run.manifest, "data", role, "fingerprint") for role in ("train", "report")}
-    return json.dumps([kept, data], sort_keys=True, default=str)
 
 
 def _of(values: Iterable[float | None]) -> dict[str, Any] | None:
@@ -676,10 +537,10 @@ def _changes(
     ]
     p = tested[0][2] if tested else None
     if len(tested) > 1:
-        after = [end for _, end in _ends([run for run, _, _ in tested])]
+        after = [end for _, end in ends_of([run for run, _, _ in tested])]
         shared = {start.directory: start for _, start, _ in tested}
         before = [start.seen.of(start.of_mode("report")[0], measured_of) for start in shared.values()]
-        p = stratified_test(_tallies(after, before))
+        p = stratified_test(tallies_of(after, before))
     return found | {"compared": len(tested), "p": p}
 
 
@@ -694,28 +555,57 @@ def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
     return f"{text(of['mean'])}{spread}{unknown}"
 
 
-def _run(line: Mapping[str, Any]) -> str:
-    """Name the runs of a line, their method, settings, start and seeds, and how they ended if they did not finish."""
+def _run(line: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+    """Name the runs of a line, their method, settings, start and seeds, and how they ended if they did not finish.
+
+    `every` has the settings of each line.
+    """
     starts, seeds = line["starts"], [str(seed) for seed in line["seeds"]]
-    told = [_names(line["runs"], "\n"), " → ".join(line["chain"]), *_settings(line["differs"])]
+    told = [named(line["runs"], "\n"), " → ".join(line["chain"]), *_settings(line["differs"], every)]
     told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
     told.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
     return "\n".join([*told, *(status for status in line["status"] if status != "finished")])
 
 
-def _settings(differs: Mapping[str, Any]) -> list[str]:
+def _settings(differs: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the first of the settings in which a line differs from others, by the last part of their keys."""
     parts = Counter(key.rpartition(".")[2] for key in differs)
     told = []
     for key, value in [*differs.items()][:SETTINGS]:
         part = key.rpartition(".")[2]
         name = part if parts[part] == 1 and part != "use" else key
-        text = value if value and isinstance(value, str) else figures.setting_text(key, value)
-        text = "none" if value == [] else text
-        told.append(f"{name} {cut(text, LONGEST_SETTING)}")
+        told.append(f"{name} {_value(key, value, [settings[key] for settings in every if key in settings])}")
     more = len(differs) - SETTINGS
     told += [f"and {amount(more, 'other setting')} (compare --json has all)"] if more > 0 else []
     return [", ".join(told)] if told else []
+
+
+def _value(key: str, value: Any, every: Sequence[Any]) -> str:
+    """Write a setting's value; of a long one only what differs from the values of `every` line."""
+    if value == []:
+        return "none"
+    text = value if value and isinstance(value, str) else figures.setting_text(key, value)
+    lists = [other for other in every if isinstance(other, list)] if isinstance(value, list) else []
+    if max(map(len, [text, *(figures.setting_text(key, other) for other in lists)])) <= LONGEST_SETTING:
+        return text
+    if not lists:
+        return cut(_apart_from(text, [str(other) for other in every if other != value]), LONGEST_SETTING)
+    differing = [entry for of in lists for entry in of if any(entry not in other for other in lists)]
+    own = [entry for entry in value if entry in differing]
+    told = [_apart_from(str(entry), [str(other) for other in differing if other != entry]) for entry in own]
+    return cut(", ".join(told), LONGEST_SETTING) if told else "no other"
+
+
+def _apart_from(text: str, others: Sequence[str]) -> str:
+    """Return the part of a text that tells it from others: of a path its last names, else from where they differ."""
+    names = text.split("/") if " " not in text else []
+    for n in range(1, len(names)):
+        end = "/".join(names[-n:])
+        if end and not any(f"/{other}".endswith(f"/{end}") for other in others):
+            return end
+    pairs = [zip(text, other, strict=False) for other in others]
+    start = min((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], each)) for each in pairs), default=0)
+    return f"…{text[start:]}" if start else text
 
 
 def _accuracy(line: Mapping[str, Any]) -> str:
@@ -751,6 +641,8 @@ def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
         tested = figures.chance(int(against["better"]["mean"]), int(against["worse"]["mean"]))
     else:
         tested = f"exact test {judged(against['p'])}"
+    if tested.endswith("significant"):
+        tested = tested.replace("significant", f"a significant {'gain' if against['gain']['mean'] > 0 else 'loss'}")
     compared = {key: {**against[key], "unknown": 0} for key in ("gain", "better", "worse")}  # the reasons are told
     split = ", ".join(f"{_spread(compared[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
     begun = line["before"]["mean"] if line["before"] else 0.0

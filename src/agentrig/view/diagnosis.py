@@ -30,6 +30,7 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
 from agentrig.view.causes.trend import fewer_right, gained, more_right, reward_rise
 from agentrig.view.reading import GO_ON, RunData, dig, mapping, read_run
+from agentrig.view.related import compare_command, to_compare
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
@@ -97,6 +98,9 @@ UNREADABLE = "No fault was found. The gain is not known: the rollouts of the mea
 UNCHANGED = "No fault was found, but accuracy is the same before and after training"
 """What is said about a run without problems in which as many tasks became right as wrong."""
 
+ONE_GAIN = "One run's gain does not say which of two settings is better:"
+"""What is said about a run that got better, before the command that compares it with another one."""
+
 NO_ROLLOUT = (
     "No rollout was run, so nothing could be learned: the algorithm ended its steps without one. Let it enqueue "
     "rollouts, and give it tasks."
@@ -122,6 +126,7 @@ class Diagnosis:
         unseen: The links that it looked at in no step.
         next_step: What to do next in a run without problems, and what of the run says so; empty if nothing does.
         descent: The runs that its starting model comes from, the nearest first; empty if it is no run's.
+        compare: The command that compares it with another run on the same held-out tasks; empty if its folder has none.
     """
 
     run: str
@@ -141,6 +146,7 @@ class Diagnosis:
     unseen: Sequence[str] = ()
     next_step: str = ""
     descent: str = ""
+    compare: str = ""
 
     def __str__(self) -> str:
         return words(self)
@@ -213,6 +219,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         missing=list(dict.fromkeys([*missing, *data.damage])),
         audited=weights.links_audited(data),
         descent=figures.descent(data),
+        compare=compare_command(other, data.directory) if (other := to_compare(data)) else "",
         unseen=[
             link for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items() if why != NO_WEIGHTS
         ],
@@ -316,6 +323,7 @@ def words(diagnosis: Diagnosis) -> str:
     others = [*(f.text for f in diagnosis.warnings), *(text for text in diagnosis.missing if text not in damaged)]
     if others:
         lines += ["", "Also know:", *(f"- {text}" for text in others)]
+    lines += ["", f"{ONE_GAIN} {diagnosis.compare}"] if diagnosis.gained and diagnosis.compare else []
     lines += ["", diagnosis.audited] if diagnosis.audited else []
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from agentrig.view.causes.outcome import go_on, unfinished
 from agentrig.view.comparison import compared
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
-from agentrig.view.plots import Plot, plots_of, second_rewards
+from agentrig.view.plots import Plot, colors_of, plots_of, second_rewards
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData, dig, mapping, warnings_of
 from agentrig.view.samples import before_after, reward_disagreements, shown
@@ -24,8 +24,17 @@ PLOTS = ("accuracy", "reward", "time", "response tokens")
 """Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""
 
 
-def render(runs: Sequence[RunData], *, gold: bool = False, prices: Prices | None = None, each: bool = False) -> str:
+def render(
+    runs: Sequence[RunData],
+    *,
+    gold: bool = False,
+    prices: Prices | None = None,
+    each: bool = False,
+    images: str = "",
+) -> str:
     """Return the page of one run, or of several that it compares: one file, without scripts.
+
+    `images` is the name of the folder beside it that has its plots as images; empty if there is none.
 
     Raises:
         ConfigError: A run is named twice.
@@ -52,8 +61,11 @@ def render(runs: Sequence[RunData], *, gold: bool = False, prices: Prices | None
             runs=views,
             comparison=comparison,
             curves=drawn,
-            results=table.results([{**found["row"], **found["held_out"]} for found in views]),
+            results=table.results(
+                [{**found["row"], **found["held_out"]} for found in views], colors=colors_of(runs) if several else ()
+            ),
             differences=differing_settings(runs),
+            images=images,
         )
     )
 
@@ -240,4 +252,4 @@ def differing_settings(runs: Sequence[RunData]) -> tables.Table:
     rows = [row for row in rows if len(set(row[1:])) > 1]
     note = "" if rows else "None: their settings are the same."
     heads = [("Setting", "head"), *((run.name, "run" if len(runs) > 1 else "") for run in runs)]
-    return tables.Table(title="Settings that differ", heads=heads, rows=rows, note=note)
+    return tables.Table(title="Settings that differ", heads=heads, rows=rows, note=note, colors=colors_of(runs))

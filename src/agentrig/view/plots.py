@@ -15,6 +15,7 @@ from agentrig.figures import number
 from agentrig.text import spreadsheet_text
 from agentrig.view import figures
 from agentrig.view.reading import SECOND, RunData, mapping
+from agentrig.view.related import named, settings_numbers
 
 INK, GREY, COLORS = 0, 7, 6
 """Numbers of colours: that of text, grey, and the last of those that series have, from 1."""
@@ -61,6 +62,8 @@ class Line:
         xs: Where its points are on the x axis, in order.
         ys: Their values; NaN where a step has none: the line has a gap there.
         color: The number of its colour.
+        settings: Beside other runs: the number of its run's settings; runs that differ only in their seed share it.
+        thin: Draw it thinner: other runs have the same settings, and the colour with it.
         faint: Draw it pale, behind the others.
         dashed: Draw it dashed.
         mark: `dot` or `diamond` at each point; empty for none.
@@ -77,6 +80,8 @@ class Line:
     xs: Sequence[float]
     ys: Sequence[float]
     color: int = 1
+    settings: int = 0
+    thin: bool = False
     faint: bool = False
     dashed: bool = False
     mark: str = ""
@@ -144,7 +149,8 @@ class Plot:
             ::-1
         ]
         if any(line.tag for line in strong):
-            found = [attrs.evolve(line, dashed=False, mark="", joined=True) for line in found]
+            several = groupby(sorted(found, key=lambda line: line.settings), key=lambda line: line.settings)
+            found = [_entry(list(lines)) for _, lines in several]
             kinds = {line.kind: attrs.evolve(line, label=line.kind, color=INK, tag="") for line in strong}
             found += kinds.values() if len(kinds) > 1 else ()
         pale = {line.color: attrs.evolve(line, label="each step", tag="") for line in looks if line.faint}
@@ -182,6 +188,14 @@ class Plot:
         return text.getvalue()
 
 
+def _entry(lines: Sequence[Line]) -> Line:
+    """Return the entry of the runs with the same settings: their numbers, and their names."""
+    runs = {int(line.tag): line.label for line in lines}
+    in_a_row = len(runs) > 2 and max(runs) - min(runs) + 1 == len(runs)
+    tag = f"{min(runs)}–{max(runs)}" if in_a_row else " ".join(map(str, runs))
+    return attrs.evolve(lines[0], label=named([*runs.values()], ", "), tag=tag, dashed=False, mark="", joined=True)
+
+
 def apart(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
     """Return places between two ends, moved so that they are `least` apart, or as far as there is room for."""
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -202,6 +216,11 @@ def apart(places: Sequence[float], least: float, low: float, high: float) -> lis
 def color_of(i: int) -> int:
     """Return the number of the i-th colour, from 1; colours repeat after the last."""
     return (i - 1) % COLORS + 1
+
+
+def colors_of(runs: Sequence[RunData]) -> list[int]:
+    """Return the number of each run's colour: runs that differ only in their seed have the same."""
+    return [color_of(settings + 1) for settings in settings_numbers(runs)]
 
 
 def second_rewards(run: RunData) -> list[str]:
@@ -279,11 +298,15 @@ class Pen:
     Attributes:
         own: Its colour beside other runs, where its name is the label of its lines; None if it is alone.
         place: Which of the runs it is, from 0.
+        settings: The number of its settings.
+        thin: Whether other runs have the same settings.
     """
 
     run: RunData
     own: int | None
     place: int = 0
+    settings: int = 0
+    thin: bool = False
 
     def sampled(self, label: str, key: str, *more: str) -> str:
         """Return a label with how the run sampled, if it is alone."""
@@ -298,7 +321,8 @@ class Pen:
             label, kind, color, tag = self.run.name, label, self.own, str(self.place + 1)
         return Line(
             label=label, kind=kind, tag=tag, xs=points[0], ys=points[1], color=color, mark=mark, joined=not mark,
-            dashed=dashed, run=self.place, mode={"dot": "validation", "diamond": "report"}.get(mark, "train"),
+            dashed=dashed, run=self.place, settings=self.settings, thin=self.thin,
+            mode={"dot": "validation", "diamond": "report"}.get(mark, "train"),
         )  # fmt: skip
 
     def trained(self, label: str, color: int, points: Points, *, pale: bool = True, dashed: bool = False) -> list[Line]:
@@ -319,7 +343,10 @@ class Pen:
 
 
 def _pens(runs: Sequence[RunData]) -> list[Pen]:
-    return [Pen(run, color_of(i) if len(runs) > 1 else None, i - 1) for i, run in enumerate(runs, 1)]
+    if len(runs) == 1:
+        return [Pen(runs[0], None)]
+    settings, colors = settings_numbers(runs), colors_of(runs)
+    return [Pen(run, colors[i], i, settings[i], settings.count(settings[i]) > 1) for i, run in enumerate(runs)]
 
 
 def _measured(runs: Sequence[RunData], key: str) -> list[Line]:

@@ -96,7 +96,7 @@ def _look(line: Line, *, alone: bool = False) -> dict[str, Any]:
     return {
         "color": COLORS[line.color],
         "alpha": 0.6 if line.faint else 1.0,
-        "lw": 1.0 if line.faint else 1.7,
+        "lw": 1.0 if line.faint or line.thin else 1.7,
         "ls": "none" if not line.joined else "--" if line.dashed else "-",
         "marker": {"dot": "o", "diamond": "D"}.get(line.mark, "o" if alone else ""),
         "ms": 5.5 if line.mark == "diamond" else 3.6,

@@ -93,12 +93,18 @@ def _beside(plot: Plot, lines: Sequence[Line]) -> Iterator[str]:
 
 def key(line: Line) -> Markup:
     """Return a small drawing of what a line looks like, for the legend."""
-    style = "faint" if line.faint else "line dashed" if line.dashed else "line"
+    style = _style(line)
     shapes = [f'<path class="{style} series-{line.color}" d="M0,7h28"/>'] if line.joined else []
     if line.mark:
         shape = 'path d="M14,1l6,6-6,6-6-6z"' if line.mark == "diamond" else 'circle cx="14" cy="7" r="4"'
         shapes.append(f'<{shape} class="dot series-{line.color}"/>')
     return Markup(f'<svg class="key" viewBox="0 0 28 14" aria-hidden="true">{"".join(shapes)}</svg>')
+
+
+def _style(line: Line) -> str:
+    """Return the classes of a line, which the page's CSS draws."""
+    classes = {"line": True, "dashed": line.dashed, "thin": line.thin}
+    return "faint" if line.faint else " ".join(name for name, given in classes.items() if given)
 
 
 def _tags(lines: Sequence[Line], frame: Frame) -> Iterator[str]:
@@ -115,7 +121,7 @@ def _tags(lines: Sequence[Line], frame: Frame) -> Iterator[str]:
 
 def _line(line: Line, frame: Frame, unit: str) -> Iterator[str]:
     parts, line = line.parts, line.known
-    kind = "faint" if line.faint else "line dashed" if line.dashed else "line"
+    kind = _style(line)
     for part in parts if line.joined else ():
         if len(part.xs) > 1:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _places(part, frame))

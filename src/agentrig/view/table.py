@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,6 +66,9 @@ OF_CLASSES = (
 
 BESIDE = 60
 """Characters for the figures of runs whose names are not broken."""
+
+BROKEN = 44
+"""Characters of a line of what a row is of where names are not broken; a longer one is broken between its words."""
 
 SHOWN = 8
 """Classes of a slice that a comparison in the terminal shows: those with most tasks."""
@@ -153,21 +157,33 @@ def text_of(shown: tables.Table, *, width: int | None = None) -> str:
         found.add_column(Text(name), no_wrap=kind == "head" and not kept, overflow="fold")
     for cells in shown.rows:
         # A space in a number would be a place to break the line.
-        found.add_row(*(Text(printable(cell).replace("\N{NARROW NO-BREAK SPACE}", ",")) for cell in cells))
+        first, *others = cells if kept or not several else [_broken(cells[0]), *cells[1:]]
+        found.add_row(*(Text(printable(cell).replace("\N{NARROW NO-BREAK SPACE}", ",")) for cell in (first, *others)))
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False)
     if several and not kept:
-        names = [len(line) for cells in shown.rows for line in cells[0].splitlines()]
+        names = [len(line) for cells in shown.rows for line in _broken(cells[0]).splitlines()]
         console.width = max(console.width, BESIDE + max(names, default=0))
+    for line in (line for said in shown.lead for line in [*printable(said).splitlines(), ""]):
+        console.print(Text(line), soft_wrap=line.startswith(" "))  # a command stays in one line, to be copied
     console.print(found)
     console.print(Text(f"\n{shown.note}"))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> tables.Table:
+def _broken(cell: str) -> str:
+    """Return a cell with its long lines broken between words."""
+    lines = [textwrap.wrap(line, BROKEN, break_long_words=False, break_on_hyphens=False) for line in cell.splitlines()]
+    return "\n".join(part for parts in lines for part in parts)
+
+
+def results(
+    rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES, *, colors: Sequence[int] = ()
+) -> tables.Table:
     """Return the results of runs, rows of `row_of`, as a table with a column for each of them.
 
-    With what `tables.held_out` returned, it has the `most` largest classes of each slice, too.
+    With what `tables.held_out` returned, it has the `most` largest classes of each slice, too. `colors` are those of
+    the runs, as numbers.
     """
     ends, classes = ("before_ci95", "after_ci95"), list(parts([row for row in rows if "slices" in row], most))
     lines: list[list[str]] = []
@@ -187,7 +203,8 @@ def results(rows: Sequence[Mapping[str, Any]], most: int = tables.CLASSES) -> ta
     lines.append(["Status", *(str(row["status"]) for row in rows)])
     lines = [line for line in lines if not line[0] or {*"".join(line[1:])} - {*f"{NOTHING} →"} or not any(line[1:])]
     heads = [("", "head"), *((str(row["run"]), "run" if len(rows) > 1 else "n") for row in rows)]
-    return tables.Table(title="Results", heads=heads, rows=lines, note=NOTE + (OF_CLASSES if classes else ""))
+    note = NOTE + (OF_CLASSES if classes else "")
+    return tables.Table(title="Results", heads=heads, rows=lines, note=note, colors=colors)
 
 
 def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, list[str]]]:
@@ -195,6 +212,10 @@ def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, l
 
     def arrow(before: float | None, after: float | None) -> str:
         return NOTHING if before is after is None else f"{percent(before)} → {percent(after)}"
+
+    def of_class(of: Mapping[str, Any]) -> str:
+        sizes = dict.fromkeys(str(of[f"n_{end}"]) for end in tables.ENDS if of[f"n_{end}"])
+        return f"{arrow(of['before'], of['after'])}, n = {' → '.join(sizes)}"
 
     for name in dict.fromkeys(name for row in rows for name in row["slices"]):
         classes = [row["slices"].get(name, {}) for row in rows]
@@ -205,7 +226,7 @@ def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, l
         for part in kept:
             yield (
                 f"  {part}",
-                [arrow(of[part]["before"], of[part]["after"]) if part in of else NOTHING for of in classes],
+                [of_class(of[part]) if part in of else NOTHING for of in classes],
             )
     turns = sorted({turn for row in rows for of in row["by_turn"].values() for turn in of}, key=turn_order)
     if turns:

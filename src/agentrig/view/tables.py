@@ -60,6 +60,8 @@ class Table:
         rows: Its cells, as text.
         narrow: Whether it fits beside others.
         more: Whether few need it, so that a page folds it.
+        lead: What it says, above it; below the first line of each are commands.
+        colors: The numbers of the colours of its columns of the kind `run`; in order if empty.
     """
 
     title: str
@@ -68,6 +70,8 @@ class Table:
     note: str = ""
     narrow: bool = False
     more: bool = False
+    lead: Sequence[str] = ()
+    colors: Sequence[int] = ()
 
 
 def tables(run: RunData, of_rollouts: Sequence[Table] = ()) -> list[Table]:

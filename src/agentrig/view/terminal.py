@@ -25,6 +25,7 @@ from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, judged, mapping, read_run
+from agentrig.view.related import compare_command, to_compare
 from agentrig.view.rollout import LONGEST_TEXT, Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
@@ -251,6 +252,8 @@ def _next(data: RunData) -> dict[str, str]:
         "why": f"agentrig why {run}",
         "watch": f"agentrig watch {run}",
     }
+    if other := to_compare(data):
+        found["compare"] = compare_command(other, directory)
     if (directory / "checkpoints" / "latest").is_file():
         config = shlex.quote(str(directory / "config.toml"))
         measure = f"agentrig eval {config} --checkpoint {run}"

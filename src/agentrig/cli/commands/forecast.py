@@ -140,8 +140,9 @@ def _between(least_s: float, most_s: float) -> str:
 
 def _add_costs(found: dict[str, Any], trial: Trial, prices: Prices) -> None:
     """Add what a run costs, and what it costs until a gain could be significant, if the time is known."""
-    from agentrig.view.comparison import origin, usage_by_name
+    from agentrig.view.comparison import usage_by_name
     from agentrig.view.prices import priced
+    from agentrig.view.related import origin
 
     model = origin(str(getattr(trial.plan.configs["algorithm"], "model", "")), Path(trial.plan.run.directory))
     machine, seen = trial.machine(), len(trial.rollouts)

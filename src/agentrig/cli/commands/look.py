@@ -116,7 +116,7 @@ def _warn_of_missing(rows: Sequence[Mapping[str, Any]]) -> None:
     "--out",
     metavar="PAGE.html",
     type=click.Path(path_type=Path),
-    help="Write a page, with curves and all settings that differ, too; images go into plots/ beside it.",
+    help="Write a page, with curves and all settings that differ, too; images go into PAGE-plots/ beside it.",
 )
 @click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--binned", is_flag=True, help="Draw the page's curves as the mean of each 16 steps, not a moving mean.")
@@ -129,8 +129,8 @@ def compare(
     Each run is compared with the common start by an exact sign test over the held-out tasks. The common start is the
     measurement before training that most of the runs can be compared with, the first of several; a run that came from
     another one is compared with the start of that one. A run with other held-out tasks, another reward or another
-    start is compared with its own start, and the table says so. Below it, the first line's held-out answers after
-    training are compared with those of each other line.
+    start is compared with its own start, and the table says so. Above it stands whether each other line is
+    better than the first after training, and whether that may be chance.
 
     Finished runs that differ only in their seed are one line: mean, least and greatest, and one test of them together,
     the exact Cochran-Mantel-Haenszel test with each task as a stratum.
@@ -153,7 +153,7 @@ def compare(
     if (gold or binned) and out is None:
         raise click.UsageError(f"{'--gold' if gold else '--binned'} is for the page: name one with --out PAGE.html")
     with reading("the runs"):
-        from agentrig.view import build_report
+        from agentrig.view import build_report, images_of
         from agentrig.view.comparison import compare as compare_runs
         from agentrig.view.prices import read_prices
 
@@ -169,7 +169,7 @@ def compare(
         return
     click.echo(found.text())
     if page:
-        plots = page.parent / "plots"
+        plots = images_of(page)
         click.echo(f"report: {page}{f', images: {plots}' if plots.is_dir() else ''}")
 
 

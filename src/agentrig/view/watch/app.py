@@ -32,6 +32,7 @@ from agentrig.view.beside import calls_of, private_of, tokenizer_of
 from agentrig.view.comparison import compared
 from agentrig.view.html import Links, templates
 from agentrig.view.page import before_and_after, differing_settings, of_diagnosis, view
+from agentrig.view.plots import colors_of
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData
 from agentrig.view.rollout import differences, readable, readable_private
@@ -230,14 +231,17 @@ class Pages:
             request,
             "compare",
             title=f"{len(data)} runs",
-            runs=[(run.name, address) for run, address in zip(data, chosen["runs"], strict=True)],
+            runs=[
+                (run.name, address, color)
+                for run, address, color in zip(data, chosen["runs"], colors_of(data), strict=True)
+            ],
             curves=drawn,
             chosen=chosen,
             settings=differing_settings(data),
             comparison=comparison.table(),
             each=each,
             toggle=toggle,
-            results=table.results([table.row_of(each) for each in data]),
+            results=table.results([table.row_of(each) for each in data], colors=colors_of(data)),
         )
 
     def csv(self, request: Request) -> Response:

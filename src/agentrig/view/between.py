@@ -1,0 +1,173 @@
+"""One line of a comparison against another: what differs after training, and whether seeds or chance can explain it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrig.figures import SIGNIFICANT, mean, p_text, percent, points, sign_test, stratified_test
+from agentrig.plan import script_of
+from agentrig.text import amount
+from agentrig.view import figures
+from agentrig.view.causes.evidence import Measured, changed, measured_of
+from agentrig.view.reading import RunData, dig
+from agentrig.view.related import NAMES, alike, named, seed_of, settings_numbers, stem
+
+SIDES = ("runs", "against")
+"""The two sides of a test of one line against another."""
+
+
+def accuracy_of(run: RunData) -> dict[str, Any]:
+    """Return a run's held-out accuracy; of one that is resumed, without that of its earlier end."""
+    accuracy = figures.held_out(run)["accuracy"]
+    return accuracy | ({"after": None, "after_ci95": None} if run.running else {})
+
+
+def tasks_of(run: RunData) -> Any:
+    """Return the fingerprint of a run's held-out tasks; None if the manifest does not say it."""
+    return dig(run.manifest, "data", "report", "fingerprint")
+
+
+def reward_of(run: RunData) -> Any:
+    """Return what judges a run's answers: the reward with its settings, and the score that is correct."""
+    return run.config.get("reward"), run.setting("run", "correct_at")
+
+
+def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> list[dict[str, Any]]:
+    """Return how each other line's held-out answers after training differ from those of the first line.
+
+    Lines with other held-out tasks or another reward, or without a measurement after training, are left out.
+
+    Returns:
+        The names of the `runs`, and of those that they are `against`; of each side a `label`, the number of `seeds`,
+        the `range` of the accuracies of its runs, and on the `n` tasks that both measured the mean `accuracy`; their
+        `difference`, and the two-sided `p`: for two runs that of the exact sign test, with the number of tasks that
+        are `better` and `worse`, else that of `stratified_test`. `overlap` says whether the ranges do, None with one
+        seed on a side, and `same_settings` whether only the seeds differ. A task counts with the runs that measured it.
+    """
+    first, *others = pools
+    begun, found = ends_of(first), []
+    for pool in others:
+        ends = ends_of(pool)
+        tallies = tallies_of([end for _, end in ends], [end for _, end in begun])
+        if not tallies or (tasks_of(pool[0]), reward_of(pool[0])) != (tasks_of(first[0]), reward_of(first[0])):
+            continue
+        test: dict[str, Any] = {"better": None, "worse": None, "p": stratified_test(tallies)}
+        if len(ends) == len(begun) == 1:
+            better, worse, _, _ = changed(begun[0][1], ends[0][1])
+            test = {"better": better, "worse": worse, "p": sign_test(better, worse)}
+        of: dict[str, dict[str, Any]] = {key: {} for key in ("label", "seeds", "range", "accuracy")}
+        names: dict[str, Any] = {}
+        for side, each, tally in zip(SIDES, (ends, begun), zip(*tallies, strict=True), strict=True):
+            runs = [run for run, _ in each]
+            after = [accuracy_of(run)["after"] for run in runs]
+            names[side] = [run.name for run in runs]
+            of["label"][side] = _label(runs)
+            of["seeds"][side] = len({str(seed_of(run)) for run in runs})
+            of["range"][side] = [min(after), max(after)]
+            of["accuracy"][side] = mean([right / n for right, n in tally])
+        if of["label"]["runs"] == of["label"]["against"]:
+            of["label"] = {side: named(names[side], ", ") for side in SIDES}
+        (low, high), (least, greatest) = (of["range"][side] for side in SIDES)
+        found.append(
+            {
+                **names, **of, **test,
+                "n": len(tallies),
+                "difference": of["accuracy"]["runs"] - of["accuracy"]["against"],
+                "overlap": None if 1 in of["seeds"].values() else low <= greatest and least <= high,
+                "same_settings": alike(pool[0], known) == alike(first[0], known),
+            }
+        )  # fmt: skip
+    return found
+
+
+def _label(runs: Sequence[RunData]) -> str:
+    """Name the runs of a side: by what their names share, if only their seeds differ in these."""
+    stems = {stem(run.name, seed_of(run)) for run in runs}
+    return stems.pop() if len(runs) > 1 and len(stems) == 1 else named([run.name for run in runs], ", ")
+
+
+def ends_of(pool: Sequence[RunData]) -> list[tuple[RunData, Measured]]:
+    """Return the runs that have held-out answers after training, each with these answers."""
+    measured = [run for run in pool if tasks_of(run) is not None and accuracy_of(run)["after"] is not None]
+    ends = [(run, run.seen.of(file, measured_of)) for run in measured for file in run.of_mode("report")[1:][-1:]]
+    return [(run, end) for run, end in ends if end]
+
+
+def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return of each task that both sides measured how many measurements of how many have it right, on each side."""
+
+    def tally(side: Sequence[Measured], task: str) -> tuple[int, int]:
+        of = [measured[task][1] for measured in side if task in measured]
+        return sum(of), len(of)
+
+    both = set().union(*first) & set().union(*other)
+    return [(tally(first, task), tally(other, task)) for task in sorted(both)]
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """Say in one sentence which of two lines is better, and whether that may be chance."""
+    label, seeds = found["label"], found["seeds"]
+    gap = points(found["accuracy"]["against"], found["accuracy"]["runs"])
+    level = "above" if gap.startswith("+") else "below"
+    moved = f"{gap[1:]} points {level}" if float(gap) else "as accurate as"
+    verb = "are" if len(found["runs"]) > 1 and ", " in label["runs"] else "is"
+    single = [label[side] for side in SIDES if seeds[side] == 1]
+    limit, end = f"one seed of {single[0]}" if single else "", "other seeds may reverse it"
+    if found["same_settings"]:
+        limit, end = "the settings are the same", "a difference of seeds"
+    elif len(single) == len(SIDES):
+        limit = "one seed each"
+    elif found["overlap"] is not None:
+        limit = f"ranges {'overlap' if found['overlap'] else 'do not overlap'}"
+        end = end if found["overlap"] else "unlikely to be chance"
+    end = "may be chance" if found["p"] > SIGNIFICANT else end
+    return f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}."
+
+
+def told(found: Mapping[str, Any]) -> str:
+    """Write the figures of a difference between two lines."""
+    shares = " against ".join(f"{percent(found['accuracy'][side])}%" for side in SIDES)
+    gap = f"{shares}: {points(found['accuracy']['against'], found['accuracy']['runs'])} points"
+    if found["better"] is None:
+        text = f"mean accuracy {gap} (exact test {p_text(found['p'])})"
+        ranges = " against ".join(f"{percent(low)}–{percent(high)}%" for low, high in map(found["range"].get, SIDES))
+        text += f"; ranges of runs {ranges}" if found["overlap"] is not None else ""
+    elif not found["better"] + found["worse"]:
+        text = figures.UNMOVED
+    else:
+        text = f"{found['better']} better, {found['worse']} worse (sign test {p_text(found['p'])}), {gap}"
+    return (
+        f"After training, {named(found['runs'], ', ')} against {named(found['against'], ', ')}, on the same "
+        f"{amount(found['n'], 'held-out task')}: {text}."
+    )
+
+
+def more_seeds(runs: Sequence[RunData], *, each: bool) -> str:
+    """Say which settings need more seeds before they can be told apart, with the commands; '' if all have several."""
+    groups: dict[int, list[RunData]] = {}
+    for run, number in zip(runs, settings_numbers(runs), strict=True):
+        groups.setdefault(number, []).append(run)
+    seeds = [{str(seed_of(run)) for run in group} for group in groups.values()]
+    single = [group[0] for group, of in zip(groups.values(), seeds, strict=True) if len(of) == 1]
+    if len(groups) < 2:
+        return ""
+    if not single:
+        return "Without --each, all seeds of a setting are compared together." if each else ""
+    few = "One seed each" if len(single) == len(groups) else f"One seed of {named([run.name for run in single], ', ')}"
+    said = f"{few} can't tell settings from seeds. Three seeds a side can"
+    new = [str(seed) for seed in range(len(runs) + 2) if not any(str(seed) in of for of in seeds)][:2]
+    if len(single) > NAMES or any(script_of(run.directory) for run in single):
+        return f"{said}: train again with run.seed={new[0]} and run.seed={new[1]}, then compare all of them."
+    lines, every = [], []
+    for group in groups.values():
+        every += [run.directory for run in group]
+        if group[0] in single:
+            run, name = group[0], stem(group[0].name, seed_of(group[0]))
+            config = shlex.quote(str(run.directory / "config.toml"))
+            lines.append(f"    agentrig train {config} run.seed=$seed run.name={shlex.quote(name)}-$seed")
+            every += [run.directory.parent / f"{name}-{seed}" for seed in new]
+    loop = [f"  for seed in {' '.join(new)}; do", *lines, "  done", f"  agentrig compare {shlex.join(map(str, every))}"]
+    return "\n".join([f"{said}:", *loop])

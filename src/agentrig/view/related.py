@@ -1,0 +1,138 @@
+"""How runs belong together: what one began with, which differ only in their seed, and which to compare it with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.errors import AgentrigError
+from agentrig.figures import NOTHING
+from agentrig.run.damage import read_object
+from agentrig.view import figures
+from agentrig.view.reading import RunData, dig, read_run
+
+NAMES = 3
+"""Runs of one line that are named; more are counted."""
+
+
+@attrs.frozen(kw_only=True)
+class Start:
+    """What a run began with: a model, or a step of a run, whose directory is `run`; the `id` is that of the weights."""
+
+    name: str
+    id: str
+    run: Path | None = None
+
+
+def start_of(run: RunData) -> Start:
+    """Return what a run began with: a model, or a checkpoint of another run.
+
+    That run is where the path says, or beside this one.
+    """
+    model = figures.starting_model(run)
+    return start_at(model, run.directory.parent) if model else Start(name=NOTHING, id=f"{run.directory}: unknown")
+
+
+def start_at(model: str, folder: Path) -> Start:
+    """Return what a run in a folder begins with, if this is its model; see `start_of`."""
+    path = Path(model)
+    if path.parent.name != "checkpoints":
+        return Start(name=path.name or NOTHING, id=str(path))
+    stated = path.parent.parent
+    places = (stated, folder / stated.name)
+    there = next((place.resolve() for place in places if (place / "config.toml").is_file()), None)
+    step = path.name.removeprefix("step-").lstrip("0") or "0"
+    return Start(name=f"run {stated.name}, step {step}", id=f"{there or stated}@{path.name}", run=there)
+
+
+def origin(model: str, folder: Path) -> str:
+    """Return by which name the comparison would show the model of a run in a folder: that of its first ancestor."""
+    known: dict[Path, RunData] = {}
+    start = start_at(model, folder)
+    earlier = earlier_of(start, known)
+    return start.name if earlier is None else start_of(ancestors_of(earlier, known)[-1]).name
+
+
+def ancestors_of(run: RunData, known: dict[Path, RunData]) -> list[RunData]:
+    """Return the run, the one that it came from, the one that this came from, and so on."""
+    found = [run]
+    while (earlier := earlier_of(start_of(found[-1]), known)) and earlier not in found:
+        found.append(earlier)
+    return found
+
+
+def earlier_of(start: Start, known: dict[Path, RunData]) -> RunData | None:
+    """Return the run that another one began with; None if it began with a model, or the run cannot be read."""
+    if start.run is None:
+        return None
+    with contextlib.suppress(AgentrigError):
+        if start.run not in known:
+            known[start.run] = read_run(start.run)
+    return known.get(start.run)
+
+
+def alike(run: RunData, known: dict[Path, RunData]) -> str:
+    """Return a text that is the same for runs that differ only in their seed, and whose starts do, too."""
+    if not run.config:
+        return str(run.directory)
+    kept = {
+        key: value
+        for key, value in figures.settings_of(run).items()
+        if key not in ("run.name", "run.seed", "run.directory")
+    }
+    start = start_of(run)
+    earlier = earlier_of(start, known)
+    if earlier is not None:
+        step = start.id.rpartition("@")[2]
+        kept["algorithm.model"] = [alike(earlier, known), step]
+    data = {role: dig(run.manifest, "data", role, "fingerprint") for role in ("train", "report")}
+    return json.dumps([kept, data], sort_keys=True, default=str)
+
+
+def seed_of(run: RunData) -> Any:
+    """Return a run's seed; None if nothing says it."""
+    return run.manifest.get("seed", run.setting("run", "seed"))
+
+
+def settings_numbers(runs: Sequence[RunData]) -> list[int]:
+    """Return of each run the number of its settings, from 0: runs that differ only in their seed have the same."""
+    known = {run.directory.resolve(): run for run in runs}
+    texts = [alike(run, known) for run in runs]
+    order = list(dict.fromkeys(texts))
+    return [order.index(text) for text in texts]
+
+
+def named(runs: Sequence[str], between: str) -> str:
+    """Name the runs of a line; many are counted."""
+    return between.join([*runs[:NAMES], *([f"and {len(runs) - NAMES} more"] if len(runs) > NAMES else [])])
+
+
+def stem(name: str, seed: object) -> str:
+    """Return a run's name without the seed at its end: `new` of `new-1` and of `new-seed1`; else the whole name."""
+    return re.sub(rf"(?<=.)([-_.]|[-_.]?seed[-_.]?){re.escape(str(seed))}$", "", name)
+
+
+def compare_command(other: Path, run: Path) -> str:
+    """Return the command that tells how a run differs from another one."""
+    return f"agentrig compare {shlex.join([str(other), str(run)])}"
+
+
+def to_compare(run: RunData) -> Path | None:
+    """Return the newest finished run in the folder of this one with the same held-out tasks; None if there is none."""
+    tasks = dig(run.manifest, "data", "report", "fingerprint")
+    if tasks is None:
+        return None
+    ended = [path.parent for path in run.directory.parent.glob("*/summary.json")]
+    others = [path for path in ended if path.resolve() != run.directory.resolve()]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            if dig(read_object(path / "manifest.json"), "data", "report", "fingerprint") == tasks:
+                return path
+    return None
