@@ -332,11 +332,13 @@ def _make(
     steps, of_steps, spent_s = 0, 0, 0.0
 
     def learning() -> str:
-        step = "the first optimizer step"
-        if of_steps:
-            passes = run.one_decimal(wanted.passes * steps / of_steps)
-            step = f"optimizer step {steps} of {of_steps} done, pass {passes} of {wanted.passes:g}"
-        return f"learning the demonstrations, {step}; of {60 * wanted.minutes:.0f} s (--minutes)"
+        if not of_steps:  # these seconds are of no limit
+            return "learning the demonstrations, starting and the first optimizer step"
+        passes = run.one_decimal(wanted.passes * steps / of_steps)
+        return (
+            f"learning the demonstrations, optimizer step {steps} of {of_steps} done, pass {passes} of "
+            f"{wanted.passes:g}; of {60 * wanted.minutes:.0f} s (--minutes)"
+        )
 
     def wait(what: str, since_s: float | None = None) -> None:
         nonlocal shown
