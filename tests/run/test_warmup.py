@@ -541,9 +541,7 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
         plan: Any, wanted: Any, labels: Any, turns: Any, log: Callable[[str], None], enough: Any, learned: Any
     ) -> Any:
         wanted.directory.mkdir()
-        assert str(shown[-1]).startswith(
-            "  learning the demonstrations, the first optimizer step; of 180 s (--minutes): "
-        )
+        assert str(shown[-1]).startswith("  learning the demonstrations, starting and the first optimizer step: ")
         learned(3, 140, 71.0)
         step = "optimizer step 3 of 140 done, pass 0.4 of 20"
         assert str(shown[-1]) == f"  learning the demonstrations, {step}; of 180 s (--minutes): 71 s"
