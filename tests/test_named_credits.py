@@ -216,6 +216,23 @@ def test_a_credit_that_returns_none_or_another_number_of_values_is_told_what(wro
         worths_of_calls(wrong, made)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["good"], r"\('good' for rollout r0 is no number: it is of type str\)$"),
+        ([["good"]], r"\('good' for rollout r0 is no number: it is of type str\)$"),
+        ([[[0.5, "bad"]]], r"\('bad' for rollout r0 is no number: it is of type str\)$"),
+        ([{"r0": 1.0}], r"\(\{'r0': 1\.0\} for rollout r0 is no number: it is of type dict\)$"),
+        ([object], r"\(<class 'object'> for rollout r0 is no number: it is of type type\)$"),
+    ],
+    ids=str,
+)
+def test_a_worth_that_is_no_number_is_named(wrong: Any, said: str) -> None:
+    made = rollout(1.0, trace=trace_of("w"), triplets=[Triplet(prompt_ids=[1], response_ids=[2, 3], span_id="c0")])
+    with pytest.raises(AgentrigError, match=said):
+        worths_of_calls(lambda groups: [wrong], [attrs.evolve(made, id="r0")])
+
+
 # --- sizes, and combinations without meaning ---
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.pools import Job
-from agentrig.processes.confine import BASE, declared, hint, withheld
+from agentrig.processes.confine import BASE, declared, hint, key_advice, withheld
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.runners.attempt import run_agent
@@ -202,15 +201,16 @@ def test_the_key_of_a_model_service_is_not_asked_for_before_the_runs_endpoint(mo
         lambda task_input, endpoint: openai.OpenAI(),
         Job(id="r", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="m")),
     )
-    for said in (found.outcome.message, hint("KeyError: 'OPENAI_API_KEY'")):
-        assert re.search(
-            r"\(the agent got `endpoint`: give its client endpoint\.base_url and endpoint\.api_key, .*"
-            r"name OPENAI_API_KEY in AgentSpec\.environment only for another model",
-            said,
-        )
-        assert "the run has" not in said
-    assert "the agent got `endpoint`" in hint("TypeError: Could not resolve authentication method. Expected api_key")
-    assert hint("401: send OPENAI_API_KEY, or endpoint.api_key") == "", "the gateway's answer says it already"
+    advice = (
+        "give the agent's client endpoint.base_url and endpoint.api_key, in the function that answers a task, not in "
+        "`build` (OPENAI_API_KEY in AgentSpec.environment is only for another model, which is not trained). "
+    )
+    assert found.outcome.message.startswith(f"{advice}OpenAIError: "), "it stands before OpenAI's own long text"
+    assert [span.error.count("endpoint.api_key") for span in found.trace.spans if span.error] == [0], "said once"
+    assert key_advice("KeyError: 'OPENAI_API_KEY'") == advice
+    assert hint("KeyError: 'OPENAI_API_KEY'") == "", "the run's own key is not offered"
+    assert "give the agent's client" in key_advice("TypeError: Could not resolve authentication method.")
+    assert key_advice("401: send OPENAI_API_KEY, or endpoint.api_key") == "", "the gateway's answer says it already"
 
 
 def test_the_main_process_keeps_its_environment(plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -376,17 +376,23 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[Ca
     try:
         for place, whole in _by_rollout([*groups.values()], found):
             triplets = rollouts[place].triplets
+            who = f"rollout {rollouts[place].id}"
+            _check_number(whole, who)
             given = list(whole) if isinstance(whole, Iterable) else [whole] * len(triplets)
+            for worth in given:
+                _check_number(worth, who)
             # Each is read once: it may be an iterator, or of a class that gives others each time.
             calls: list[CallWorth] = [list(worth) if isinstance(worth, Iterable) else worth for worth in given]
             if len(calls) != len(triplets):
                 raise ValueError(f"{len(calls)} for the {len(triplets)} calls of {rollouts[place].id}")
             for worth, triplet in zip(calls, triplets, strict=True):
+                for of_token in worth if isinstance(worth, list) else ():
+                    _check_number(of_token, who)
                 tokens = worth if isinstance(worth, list) else [0.0 if worth is None else worth]
                 if isinstance(worth, list) and len(tokens) != len(triplet.response_ids):
                     raise ValueError(f"{len(tokens)} for the {len(triplet.response_ids)} tokens of {triplet.span_id}")
                 if not all(map(math.isfinite, tokens)):
-                    raise ValueError(f"{worth} for rollout {rollouts[place].id}")
+                    raise ValueError(f"{worth} for {who}")
             worths[place] = calls
     except (TypeError, ValueError) as error:
         raise AgentrigError(
@@ -395,6 +401,13 @@ def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[Ca
             f"out ({error})"
         ) from error
     return worths
+
+
+def _check_number(worth: Any, who: str) -> None:
+    """Raise `TypeError` if a worth is text or a mapping, which iterate over characters or keys, or no number at all."""
+    text_like = isinstance(worth, str | bytes | Mapping)
+    if text_like or not (worth is None or isinstance(worth, Iterable) or hasattr(worth, "__float__")):
+        raise TypeError(f"{worth!r:.80} for {who} is no number: it is of type {type(worth).__name__}")
 
 
 def _by_rollout(groups: Sequence[Sequence[int]], found: Sequence[Any]) -> Iterator[tuple[int, Any]]:

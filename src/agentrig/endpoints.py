@@ -167,40 +167,52 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+"""The variables that name a model server, in the order in which they are read."""
+
+
+def environment_address() -> str:
+    """Return the name of the variable that names a model server; '' if there is none."""
+    return next((name for name in ADDRESSES if os.environ.get(name)), "")
+
+
 def environment_endpoint(
     url: str | None = None, *, model: str | None = None, api_key: str | None = None
 ) -> Endpoint | None:
     """Return the given endpoint, or the one named by the environment, or None.
 
-    Reads `OPENAI_BASE_URL` (or `OPENAI_API_BASE`) and `OPENAI_API_KEY`. The model is the server's first when
-    none is given.
+    Reads `ADDRESSES` and `OPENAI_API_KEY`. The model is the server's first when none is given.
 
     Raises:
-        AgentrigError: The server does not answer, or does not know the model.
+        AgentrigError: The server does not answer, or does not know the model; the message names the variable that the
+            address is from.
     """
-    url = url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
+    variable = "" if url else environment_address()
+    url = url or os.environ.get(variable, "")
     if not url:
         return None
+    origin = f" (from ${variable})" if variable else ""
     if not url.lower().startswith(("http://", "https://")):
-        raise AgentrigError(f"{url} is no address of a server: write http://HOST:PORT/v1")
+        raise AgentrigError(f"{url}{origin} is no address of a server: write http://HOST:PORT/v1")
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
     url = url.rstrip("/")
-    models = models_of(url, key)
+    models = models_of(url, key, url_from=origin)
     if model is None:
         if not models:
-            raise AgentrigError(f"{url} lists no models; name one with --model")
+            raise AgentrigError(f"{url}{origin} lists no models; name one with --model")
         model = models[0]
     elif models and model not in models:
         hint = nearest(model, models)
-        raise AgentrigError(f'{url} has no model "{model}".{hint} It lists: {", ".join(models[:20])}')
+        raise AgentrigError(f'{url}{origin} has no model "{model}".{hint} It lists: {", ".join(models[:20])}')
     return Endpoint(base_url=url, model=model, api_key=key, sampling={"temperature": 0.0})
 
 
-def models_of(url: str, key: str, *, key_from: str = "OPENAI_API_KEY") -> list[str]:
+def models_of(url: str, key: str, *, key_from: str = "OPENAI_API_KEY", url_from: str = "") -> list[str]:
     """Return the names of a server's models; none if it does not list them.
 
     Args:
         key_from: Where the key comes from, for messages.
+        url_from: Where the address comes from, as ` (from …)`, for messages; '' if the user named it.
 
     Raises:
         AgentrigError: It does not answer, or refuses the key.
@@ -217,14 +229,16 @@ def models_of(url: str, key: str, *, key_from: str = "OPENAI_API_KEY") -> list[s
         if error.code == 404:
             return []  # not every server lists its models
         raise AgentrigError(
-            f"{url}/models answers {error.code} {error.reason}: check the address, and the key in {key_from}"
+            f"{url}/models{url_from} answers {error.code} {error.reason}: check the address, and the key in {key_from}"
         ) from None
     except (OSError, ValueError) as error:
         raise AgentrigError(
-            f"{url} does not answer: {error}. Is the server up, and does its address end in /v1?"
+            f"{url}{url_from} does not answer: {error}. Is the server up, and does its address end in /v1?"
         ) from None
     except (LookupError, TypeError, AttributeError):
-        raise AgentrigError(f"{url}/models gives no list of models: is it an OpenAI-compatible server?") from None
+        raise AgentrigError(
+            f"{url}/models{url_from} gives no list of models: is it an OpenAI-compatible server?"
+        ) from None
 
 
 def port_taken(port: int, host: str = "127.0.0.1") -> bool:

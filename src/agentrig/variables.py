@@ -10,7 +10,8 @@ VARIABLES: Mapping[str, str] = {
     "AGENTRIG_SPIDER_DIR": "Spider's folder, for the task set `spider`",
     "VERL_SPIDER_DATA_DIR": "the same, under the name that the reference uses",
     "AGENTRIG_YES": "`1`: stop a stale Ray cluster without asking, as `--yes` does",
-    "OPENAI_BASE_URL": "the model server of `eval` and `dev` without `--endpoint`, and of Agent Lightning's algorithms",
+    "OPENAI_BASE_URL": "the model server of `eval` and `dev` whose command names no model, and of Agent Lightning's "
+    "algorithms",
     "OPENAI_API_BASE": "the same, under its older name",
     "OPENAI_API_KEY": "that server's key; runners get it as `endpoint.api_key`, never as a variable",
     "NO_PROXY": "hosts that are reached without a proxy; in a runner the endpoint's private address is added",

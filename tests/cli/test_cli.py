@@ -26,6 +26,7 @@ from model_server import ModelServer
 
 from agentrig.cli.commands.dev import answering
 from agentrig.cli.entry import main
+from agentrig.cli.options import names_model
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.rows import read_rows
@@ -653,17 +654,37 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "openai.chat.completion" in rows[0]["spans"]
     text = invoke(*words, env={"COLUMNS": "200"})
     assert text.exit_code == 0, text.output
-    for seen in ("write_query", "Is 100 odd?", "odd", "1 call, which training would learn from"):
+    learned = "1 call, which training with the run's own model would learn from"
+    for seen in ("write_query", "Is 100 odd?", "odd", learned):
         assert seen in text.stdout
     right = sum(bool(r["correct"]) for r in rows)
     assert text.stdout.splitlines()[-1] == f"{right} of 2 rollouts right"
-    assert re.match(rf"2 tasks of split validation, answered by \S+ of {model.url}: starting", text.stderr)
+    assert re.match(rf"2 tasks of split validation, answered by \S+ of {model.url}: starting the agent …", text.stderr)
     assert "would be trained on" not in text.stderr
     assert "would end" not in text.stderr
     cold = invoke(*words, "--split", "train", "tasks.do=['cold']").stderr
     assert "train` would end in its first step: 2 of 2 calls were sampled with temperature 0.1, the run's is 1" in cold
     assert not (here / "runs").exists()
     assert "gold-" not in text.stdout + result.stdout
+
+
+@pytest.mark.parametrize("command", ["dev", "eval"])
+def test_a_model_that_the_command_names_wins_over_the_environment(
+    here: Path, model: ModelServer, toy_file: str, command: str
+) -> None:
+    words = [command, "toy", "--plugin", toy_file, "--limit", "2"]
+    down = invoke(*words, env={"OPENAI_API_BASE": "http://127.0.0.1:9/v1"})
+    assert down.exit_code == 1
+    assert "http://127.0.0.1:9/v1 (from $OPENAI_API_BASE) does not answer: " in down.stderr
+    used = invoke(*words, env={"OPENAI_BASE_URL": model.url})
+    assert re.search(rf"toy-model (of|at) {model.url} \(from \$OPENAI_BASE_URL\)", used.stderr), used.stderr
+    named = invoke(*words, f"algorithm.endpoint={model.url}", env={"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"})
+    assert named.exit_code == 0, named.output
+    assert "$OPENAI" not in named.stderr
+    assert command == "eval" or "1 call, which training would learn from" in " ".join(named.stdout.split())
+    assert names_model(["shop", "algorithm.model=models/shop"], {})
+    assert names_model(["shop"], {"server": "vllm"})
+    assert not names_model(["shop", "algorithm.lr=1"], {"server": None})
 
 
 def test_dev_ends_with_the_command_that_trains(here: Path, model: ModelServer, toy_file: str) -> None:
@@ -702,7 +723,7 @@ def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServe
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "12"]
     result = invoke(*words, "adapter.match=check", env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "1 call, training would learn from 0" in result.stdout
+    assert "1 call, training with the run's own model would learn from 0" in result.stdout
     assert "warning: no call of this agent would be trained on" in result.stderr
     assert "kept none of 12 calls. They were made under these nodes: write_query (12)" in result.stderr
 

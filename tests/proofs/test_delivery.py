@@ -310,6 +310,8 @@ def test_an_export_answers_as_the_learner_did(model: Path, tmp_path: Path, setti
     done = CliRunner().invoke(main, ["export", str(source), str(tmp_path / "model")])
     assert done.exit_code == 0, done.output
     assert "it answers as the learner did after step 2: largest difference" in done.output
+    assert f"as the model {tmp_path / 'model'}: vllm serve {tmp_path / 'model'}" in done.output
+    assert f"then transformers serve {tmp_path / 'model'} --port 8000" in done.output
 
     (file,) = source.glob("*model.safetensors")
     weights = load_file(str(file))

@@ -44,6 +44,7 @@ from agentrig.run.warmup import (
     demonstrate,
     guessed,
     make_start,
+    unused_tools,
     verdict,
 )
 from agentrig.tasks import input_key
@@ -312,10 +313,13 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
     caplog.set_level("INFO")
-    learned, limits, end = list[float](), list[float](), Auditing.end
+    learned, limits, end = list[tuple[int, int, float]](), list[float](), Auditing.end
     monkeypatch.setattr(Auditing, "end", lambda self, *given: (limits.append(self.wall_s), end(self, *given))[1])
-    made = make_start(plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough, learned=learned.append)
-    assert learned == [float(n) for n in range(1, passes + 1)], "after each step: these are of one pass each"
+    made = make_start(
+        plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough, learned=lambda *of: learned.append(of)
+    )
+    assert [of[:2] for of in learned] == [(n, 6) for n in range(1, passes + 1)], "after each optimizer step"
+    assert passes == 1 or learned[-1][2] > 0, "its seconds"
     assert set(limits) == {60 * wanted.minutes}, "audits take no longer than the training may"
     for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
         assert nobody_can_mend not in caplog.text
@@ -396,11 +400,28 @@ def test_a_pass_of_several_optimizer_steps_is_tried_within_and_again_when_the_lo
     assert set(steps) - set(powers), (steps, made.losses)
 
 
+def test_a_step_of_many_optimizer_steps_tells_each(colors: Callable[..., Plan], tmp_path: Path) -> None:
+    """Without trials a step is a pass, which may take a minute: 0 of 20 passes would be said all the time."""
+    learned, said = list[int](), list[str]()
+    wanted = StartPlan(
+        directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=2.0, lr=1e-2, tokens_per_batch=64
+    )
+    asked = [f"{letter * 20} and what else is to be said" for letter in "abcdefgh"]
+    turns = [Turn(messages=[{"role": "user", "content": text}], reply=Reply(content="b")) for text in asked]
+    plan = colors()
+    labels = choose_labels(plan, 0, seed=0)
+    made = make_start(plan, wanted, labels, turns, said.append, learned=lambda done, of, _: learned.append(done))
+    assert len(made.losses) == 2 < made.steps, "two steps, of several optimizer steps each"
+    assert learned == [*range(1, made.steps + 1)]
+    assert [line.partition(" loss")[0] for line in said] == ["pass 1/2", "pass 2/2"]
+
+
 @pytest.mark.parametrize(
     ("tried", "said"),
     [
-        ((0.0, 0.97), "from 0% to 97% between two tries, far past --until 0.2: there is little left to learn. "),
+        ((0.0, 0.97), "from 0% to 97% between two tries, far past --until 0.2: less is left to learn by reward. "),
         ((0.6,), "to 60% before the first try, far past --until 0.2"),
+        ((0.0, 0.48), "from 0% to 48% between two tries"),
         ((0.1, 0.4), ""),
     ],
 )
@@ -420,6 +441,25 @@ def test_what_guessing_the_most_frequent_reply_gets_is_known_where_an_agent_asks
     assert guessed(Demonstrations(turns=turns, rollouts=rollouts)) == share
 
 
+@pytest.mark.parametrize(
+    ("tools", "reply", "before", "warned"),
+    [
+        (["add"], Reply(content="7"), [], True),
+        ([], Reply(content="7"), [], False),
+        (["add"], Reply(tool_calls=[{"name": "add", "arguments": {}}]), [], False),
+        (["add"], Reply(content="7"), [{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}], False),
+    ],
+    ids=["never called", "none offered", "called", "called before"],
+)
+def test_tools_that_no_demonstration_calls_are_told(
+    tools: list[str], reply: Reply, before: list[Any], warned: bool
+) -> None:
+    offered = [{"type": "function", "function": {"name": name}} for name in tools]
+    said = unused_tools([Turn(messages=[{"role": "user", "content": "3 + 4"}, *before], tools=offered, reply=reply)])
+    assert bool(said) == warned
+    assert not said or said.startswith("the agent's calls offer tools (add), and no demonstration calls one: the model")
+
+
 # --- the command ---
 
 
@@ -436,9 +476,18 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert (len(found["labels"]), len(found["inputs"]), found["turns"], found["ready"]) == (4, 4, 4, False)
     assert found["after"]["n"] == 64, "8 answers to each of the 8 tasks without a label"
     assert "trying the model with 8 answers to each of 8 training tasks without a label, as in" in done.stderr
-    assert "now: 0.0% of 64 answers correct (95%: 0% to 32%), mean reward" in done.stderr
+    begins = (
+        "a run begins with: 0.0% of 64 sampled answers to 8 training tasks without a label are right (95%: 0% to 32%)"
+    )
+    assert f"{begins}, mean reward" in done.stderr
+    assert (
+        "greedy answers, which `agentrig train` measures held-out tasks by, are usually right more often" in done.stderr
+    )
+    assert "trying it on the labelled tasks too, to find out whether it only repeats" in done.stderr
     assert "would start at zero" in done.stderr.replace("\n", " ")
-    assert done.stderr.count("so far: 0.0% of 8 training tasks") == 1  # between the two passes
+    assert (
+        done.stderr.count("so far: 0.0% of 8 sampled answers to 8 training tasks without") == 1
+    )  # between the two passes
     ended = "no try of the model reached --until 0.3: the training ended after 2 of 2 passes, because no more were"
     assert ended in done.stderr
     assert re.search(r"trying the model of pass 1 on \d+ training tasks? …", done.stderr)
@@ -469,7 +518,7 @@ def test_a_context_that_is_too_short_is_refused_before_the_demonstrations(tmp_pa
     [
         (22.0, None, "22 of 22 passes, because no more were asked for (--passes)"),
         (15.0, None, "15 of 22 passes, because --minutes 3 was over; for all passes on this machine: --minutes 5"),
-        (15.0, 0.2, "15 of 22 passes, because --until 0.2 was reached"),
+        (1 / 7, 0.2, "0.1 of 22 passes, because --until 0.2 was reached"),
     ],
 )
 def test_what_ended_the_training(passes: float, until: float | None, ended: str) -> None:
@@ -492,8 +541,10 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
         plan: Any, wanted: Any, labels: Any, turns: Any, log: Callable[[str], None], enough: Any, learned: Any
     ) -> Any:
         wanted.directory.mkdir()
-        learned(0.25)
-        assert str(shown[-1]).startswith("  learning the demonstrations, 0.25 of 20 passes done: ")
+        assert str(shown[-1]).startswith("  learning the demonstrations, starting and the first optimizer step: ")
+        learned(3, 140, 71.0)
+        step = "optimizer step 3 of 140 done, pass 0.4 of 20"
+        assert str(shown[-1]) == f"  learning the demonstrations, {step}; of 180 s (--minutes): 71 s"
         doing.clear()
         assert enough(1.0, lambda: Measurement(accuracy=accuracy, reward=accuracy, n=64)) >= 1
         log("pass 1/2 loss 0.5")

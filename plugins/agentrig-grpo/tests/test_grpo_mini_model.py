@@ -62,6 +62,18 @@ def test_its_template_writes_calls_of_tools_that_the_server_reads(tokenizer: Any
     assert [(c.name, c.arguments) for c in form.read(text, []).calls] == [("add", '{"item": "pens", "count": 2}')]
 
 
+def test_transformers_reads_its_replies_without_the_prompt(tokenizer: Any) -> None:
+    """As `transformers serve` does, with a model that was exported."""
+    prefix = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hello"}], add_generation_prompt=True, tokenize=False
+    )
+    said = tokenizer.parse_response("select name<|end|>", prefix=prefix)
+    assert (said["role"], said["content"]) == ("assistant", "select name")
+    call = '<tool_call>\n{"name": "add", "arguments": {"item": "pens"}}\n</tool_call><|end|>'
+    (made,) = tokenizer.parse_response(call, prefix=prefix)["tool_calls"]
+    assert made["function"] == {"name": "add", "arguments": {"item": "pens"}}
+
+
 def test_its_tokenizer_is_the_one_that_the_script_makes(scripts: Any, tmp_path: Path) -> None:
     scripts.tokenizer.save(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -232,16 +232,38 @@ def newest_run(command: str) -> Path:
     return max(began, key=began.__getitem__)
 
 
-def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None) -> Any:
-    """Return the server from `model_options` or from the environment; None means the algorithm's own server."""
+NAMES_MODEL = ("algorithm.model=", "algorithm.endpoint=", "server.")
+"""Settings that, on the command line, name the model that answers."""
+
+
+def names_model(words: Sequence[str], options: Mapping[str, Any]) -> bool:
+    """Return whether the words and options of a command name the model: then the environment does not."""
+    return bool(options.get("server")) or any(word.startswith(NAMES_MODEL) for word in words)
+
+
+def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None, *, named: bool = False) -> Any:
+    """Return the server from `model_options` or from the environment; None means the algorithm's own server.
+
+    Args:
+        named: See `names_model`.
+    """
     from agentrig.endpoints import environment_endpoint
 
     if checkpoint is not None and (endpoint or model):
         raise ConfigError("the run's algorithm serves --checkpoint: don't combine it with --endpoint or --model")
-    server = None if checkpoint else environment_endpoint(endpoint, model=model)
+    own = checkpoint is not None or (named and not endpoint and not model)
+    server = None if own else environment_endpoint(endpoint, model=model)
     if model and server is None:
         raise ConfigError("--model needs a server: add --endpoint or set OPENAI_BASE_URL")
     return server
+
+
+def server_origin(endpoint: str | None) -> str:
+    """Return the variable that names a server in place of `--endpoint`, to stand behind its address; or ''."""
+    from agentrig.endpoints import environment_address
+
+    variable = "" if endpoint else environment_address()
+    return f" (from ${variable})" if variable else ""
 
 
 def find_checkpoint(path: Path | None) -> Path | None:

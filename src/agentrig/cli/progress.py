@@ -30,10 +30,11 @@ class Progress:
         of: How many there are to be.
         what: What is done before the first of them begins.
         first_s: Seconds to the first line where nobody watches.
+        where: Which rollouts these are, to stand behind their number: "on validation tasks, greedy"; '' for none.
     """
 
-    def __init__(self, of: int, what: str = "starting", first_s: float = STARTING_S) -> None:
-        self._of, self._first_s = of, first_s
+    def __init__(self, of: int, what: str = "starting", first_s: float = STARTING_S, where: str = "") -> None:
+        self._of, self._first_s, self._where = of, first_s, where and f" {where}"
         self._lock = threading.Lock()
         self._ended = self._right = 0
         self._what, self._since = what, time.monotonic()
@@ -42,9 +43,11 @@ class Progress:
         """Count the seconds from here, where the rollouts begin: the seconds before were those of the start."""
         self._what, self._since = "no rollout has ended yet", time.monotonic()
 
-    def tell_what(self, what: str) -> None:
-        """Change what is said to be done; its seconds go on."""
+    def tell_what(self, what: str, spent_s: float | None = None) -> None:
+        """Change what is said to be done; its seconds go on, or on from `spent_s`."""
         self._what = what
+        if spent_s is not None:
+            self._since = time.monotonic() - spent_s
 
     def __call__(self, rollout: Any) -> None:
         """Count a rollout; may be called from several threads."""
@@ -54,7 +57,7 @@ class Progress:
 
     def __str__(self) -> str:
         if self._ended:
-            return f"  {self._ended} of {amount(self._of, 'rollout')}, {self._right} right"
+            return f"  {self._ended} of {amount(self._of, 'rollout')}{self._where}, {self._right} right"
         return f"  {self._what}: {time.monotonic() - self._since:.0f} s"
 
     def tell(self, done: threading.Event) -> None:
@@ -75,9 +78,9 @@ def reading(what: str) -> AbstractContextManager[Progress]:
 
 
 @contextmanager
-def progress(of: int, what: str = "starting", first_s: float = STARTING_S) -> Iterator[Progress]:
+def progress(of: int, what: str = "starting", first_s: float = STARTING_S, where: str = "") -> Iterator[Progress]:
     """Give a `Progress`: on a terminal it is one line, which goes away at the end."""
-    shown = Progress(of, what, first_s)
+    shown = Progress(of, what, first_s, where)
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.live import Live

@@ -62,22 +62,26 @@ def confine(names: Iterable[str], values: Mapping[str, str], absent: Iterable[st
     _withheld = frozenset(absent)
 
 
-def hint(text: str) -> str:
-    """Return a hint for an error that names a variable of the run that this runner does not get, or ''.
+def key_advice(text: str) -> str:
+    """Return what to do about an error about the key of a model service, as a sentence to stand before it; or ''.
 
-    If it is the key of a model service, the agent most likely made a client of its own: with that key it would call a
-    hosted model, and nothing would be trained.
+    The agent most likely made a client of its own: with such a key it would call a hosted model, and nothing would be
+    trained.
     """
-    if "endpoint.api_key" in text:  # the gateway's answer to a wrong key says it already
+    key = MODEL_KEYS.search(text)
+    if key is None or "endpoint.api_key" in text:  # the gateway's answer to a wrong key says it already
         return ""
-    if key := MODEL_KEYS.search(text):
-        other = (
-            f"; name {key[1]} in AgentSpec.environment only for another model, which is not trained" if key[1] else ""
-        )
-        return (
-            " (the agent got `endpoint`: give its client endpoint.base_url and endpoint.api_key, in the function that "
-            f"answers a task, not in `build`{other})"
-        )
+    other = f" ({key[1]} in AgentSpec.environment is only for another model, which is not trained)" if key[1] else ""
+    return (
+        "give the agent's client endpoint.base_url and endpoint.api_key, in the function that answers a task, not in "
+        f"`build`{other}. "
+    )
+
+
+def hint(text: str) -> str:
+    """Return a hint for an error that names a variable of the run that this runner does not get, or ''."""
+    if MODEL_KEYS.search(text):  # see `key_advice`
+        return ""
     named = [name for name in re.findall(r"[A-Za-z_][A-Za-z0-9_]+", text) if name in _withheld]
     if not named:
         return ""

@@ -10,7 +10,8 @@ import random
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -131,6 +132,19 @@ def guessed(found: Demonstrations) -> float:
         return 0.0
     most = max(Counter(turn.reply.content for turn in found.turns).values())
     return most / len(found.turns) if most > 1 else 0.0
+
+
+def unused_tools(turns: Sequence[Turn]) -> str:
+    """Return that calls offer tools and no demonstration calls one, and what to do; '' if it is not so."""
+    offered = list(dict.fromkeys(tool["function"]["name"] for turn in turns for tool in turn.tools))
+    called = any(turn.reply.tool_calls or any(m.get("tool_calls") for m in turn.messages) for turn in turns)
+    if called or not offered:
+        return ""
+    return (
+        f"the agent's calls offer tools ({', '.join(offered[:3])}{' …' if len(offered) > 3 else ''}), and no "
+        "demonstration calls one: the model would learn to guess the answer, and never to call a tool. Let the agent "
+        f"or the task set demonstrate the calls too: demonstrate(task, call) ({PAGE})"
+    )
 
 
 def choose_labels(plan: Plan, n: int | None, *, seed: int) -> Labels:
@@ -273,23 +287,38 @@ class _Progress:
 
     Attributes:
         log: Called with a line for each pass.
-        learned: Called after each step, with the passes so far.
+        learned: Called after each optimizer step; see `make_start`.
         steps: All of the run.
+        updates: Optimizer steps of a step.
         passes: All of the run.
         said: The pass that was said last.
         loss: Of the last step.
         began: When its first step began, by `time.perf_counter`.
         audited: Seconds that steps waited for the audit of the step before.
+        tried: Seconds of the trials of the model.
+        done: Optimizer steps so far.
     """
 
     log: Callable[[str], None]
-    learned: Callable[[float], None]
+    learned: Callable[[int, int, float], None]
     steps: int
+    updates: int
     passes: float
     said: int = -1
     loss: float = math.inf
     began: float = 0.0
     audited: float = 0.0
+    tried: float = 0.0
+    done: int = 0
+
+    def on_update(self, *of_torch: Any) -> None:
+        """Count an optimizer step."""
+        self.done = min(self.done + 1, self.steps * self.updates)
+        self.learned(self.done, self.steps * self.updates, self.spent())
+
+    def spent(self) -> float:
+        """Return the seconds of training so far: those that `StartPlan.minutes` limits."""
+        return time.perf_counter() - self.began - self.tried - self.audited if self.began else 0.0
 
     def on_step_end(self, event: StepEnd) -> None:
         """Say the loss."""
@@ -298,11 +327,15 @@ class _Progress:
         figures = event.metrics["algorithm"]
         self.loss = figures["loss"]
         done = self.passes * event.step / self.steps
-        self.learned(done)
         if int(done) > self.said:
             self.said = int(done)
             rate = f"{figures['learner_tokens_per_s']:.0f} tokens/s"
-            self.log(f"pass {done:.4g}/{self.passes:g} loss {self.loss:.4f} {rate}")
+            self.log(f"pass {one_decimal(done)}/{self.passes:g} loss {self.loss:.4f} {rate}")
+
+
+def one_decimal(passes: float) -> str:
+    """Return a number of passes for the user, without a decimal of 0."""
+    return f"{passes:.1f}".removesuffix(".0")
 
 
 def check_makes_start(plan: Plan) -> None:
@@ -328,7 +361,7 @@ def make_start(
     turns: Sequence[Turn],
     log: Callable[[str], None] = lambda line: None,
     enough: Callable[[float, Callable[[], Measurement | None]], float] | None = None,
-    learned: Callable[[float], None] = lambda passes: None,
+    learned: Callable[[int, int, float], None] = lambda done, of, spent_s: None,
 ) -> StartingModel:
     """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
 
@@ -343,7 +376,8 @@ def make_start(
             after each; and when the loss has fallen to `FELL` times that at the last time. It is given the passes so
             far, and a function that validates the model, and returns the share of what is enough: 1 ends the training.
             Its time does not count.
-        learned: Called after each step, with the passes so far.
+        learned: Called after each optimizer step, with their number so far, that of all passes, and the seconds so far
+            of those that `wanted.minutes` limits.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -359,28 +393,30 @@ def make_start(
     made: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, whole)
     with TemporaryDirectory(dir=wanted.directory) as folder:  # goes with it, if the command is killed
         run = _run_of(plan, wanted, made, labels, whole, Path(folder), often=enough is not None)
-        progress = _Progress(log, learned, run.configs["algorithm"].steps, wanted.passes)
+        settings = run.configs["algorithm"]
+        progress = _Progress(log, learned, settings.steps, settings.mini_batches, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
-        tried, last, found, loss = 0.0, 0, 0.0, math.inf
+        last, found, loss = 0, 0.0, math.inf
 
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
-            nonlocal tried, last, found, loss
+            nonlocal last, found, loss
             now = time.perf_counter()
-            if progress.began and now - progress.began - tried - progress.audited >= 60 * wanted.minutes:
+            if progress.spent() >= 60 * wanted.minutes:
                 return True
-            dear = not found and tried > max(TRIALS_S, TRIALS * (now - progress.began))
+            dear = not found and progress.tried > max(TRIALS_S, TRIALS * (now - progress.began))
             later = 1.0 if found >= NEAR else LATER_DEAR if dear else LATER
             fell = progress.loss <= FELL * loss
             if enough is None or (step < later * last and not fell):
                 return False
             last, loss = step, progress.loss
             found = enough(wanted.passes * step / progress.steps, measure)
-            tried += time.perf_counter() - now
+            progress.tried += time.perf_counter() - now
             return found >= 1
 
         begun, directory = time.perf_counter(), RunDirectory(Path(folder) / "run")
         try:
-            train(run, enough=ends, audit_s=60 * wanted.minutes)
+            with _each_update(progress.on_update):
+                train(run, enough=ends, audit_s=60 * wanted.minutes)
             lines = [line["algorithm"] for line in directory.metrics()]
             if not all(isinstance(line["loss"], float) for line in lines):
                 raise AgentrigError(f"it has {DIVERGED}: the loss is NaN or infinite")
@@ -392,7 +428,7 @@ def make_start(
         except KeyboardInterrupt as error:
             error.args = ("the warm-up was interrupted: no model is written",)  # and not how its run is resumed
             raise
-        wall_s = time.perf_counter() - (progress.began or begun) - tried - progress.audited
+        wall_s = time.perf_counter() - (progress.began or begun) - progress.tried - progress.audited
         checkpoint, _ = directory.checkpoints.latest()
         assert checkpoint is not None
         own = shutil.ignore_patterns("trainer", "keep", ".files.json")
@@ -401,6 +437,18 @@ def make_start(
     passes = wanted.passes * len(lines) / progress.steps
     losses = tuple(line["loss"] for line in lines)
     return attrs.evolve(made, steps=updates, passes=passes, losses=losses, wall_s=wall_s)
+
+
+@contextmanager
+def _each_update(call: Callable[..., None]) -> Iterator[None]:
+    """Call a function after each step of an optimizer of torch: a pass may have many, and the run knows of none."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    hook = register_optimizer_step_post_hook(call)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _run_of(

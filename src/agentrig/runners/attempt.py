@@ -17,7 +17,7 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, place_of
 from agentrig.gateway.client import GatewayAttempt, GatewayError
 from agentrig.pools import AgentSource, Job, Result
-from agentrig.processes.confine import hint
+from agentrig.processes.confine import hint, key_advice
 from agentrig.processes.ends import forks_ended, no_silent_end
 from agentrig.processes.put_back import restored, restored_since, tell
 from agentrig.processes.shared import CURE, SharedByRollouts, import_clients
@@ -57,8 +57,8 @@ def build_agent(plan: AgentSource) -> tuple[Agent | None, str]:
             return agent, ""
     except BaseException as error:
         own = isinstance(error, AgentrigError)
-        text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
-        return None, text + hint(text)
+        text = storable(str(error)) if own else words_of(error)
+        return None, f"{'' if own else 'no runner can start: '}{key_advice(text)}{text}{hint(text)}"
 
 
 def run_agent(agent: Agent, job: Job, loop: RunnerLoop | None = None) -> Result:
@@ -125,7 +125,7 @@ def _called(agent: Agent, job: Job, loop: RunnerLoop | None, visit: GatewayAttem
             restored()
             blocked = loop.blocked_since(began) if loop else ""
             outcome = _failed(error, job, restored_since(began), blocked)
-            recorder.fail(outcome.message)
+            recorder.fail(outcome.message.removeprefix(key_advice(words_of(error))))
     if visit is not None:
         try:
             calls = visit.close()
@@ -158,7 +158,8 @@ def _failed(error: BaseException, job: Job, told: str = "", blocked: str = "") -
     place = place_of(error) + field_hint(error, input=job.input) if own else _answer_of(error, message)
     if blocked and any("Timeout" in type(each).__name__ for each in _chain(error)):
         kind, told = "agent-error" if kind == "llm-error" else kind, told + blocked
-    return Outcome(failure=kind, message=message + place + (hint(message) or _await_hint(message)) + told)
+    hints = hint(message) or _await_hint(message)
+    return Outcome(failure=kind, message=key_advice(message) + message + place + hints + told)
 
 
 def _await_hint(message: str) -> str:

@@ -46,19 +46,20 @@ SHORT_ANSWER = 200
 """Characters of an answer that is shown beside its score, although a reply below has the same text."""
 
 
-def _calls(n: int, kept: int) -> str:
+def _calls(n: int, kept: int, own_model: bool) -> str:
     """Return how many calls a rollout made, and from how many of them training would learn."""
     made = amount(n, "call")
     if not n:
         return made
-    return f"{made}, which training would learn from" if kept == n else f"{made}, training would learn from {kept}"
+    training = "training" if own_model else "training with the run's own model"
+    return f"{made}, which {training} would learn from" if kept == n else f"{made}, {training} would learn from {kept}"
 
 
-def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
+def span_tree(rollout: Rollout, *, gold: bool = False, own_model: bool = True) -> Tree:
     """Return the whole span tree of a rollout, for rich to print: its score and answer first.
 
     With `gold`, the private part of the task is below the answer; where they look alike and one is text and the other
-    is none, both say so.
+    is none, both say so. Without `own_model`, a server answered that training does not use, and this is said.
 
     Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged. Long texts are
     cut: rich takes a second for a million characters.
@@ -67,7 +68,9 @@ def span_tree(rollout: Rollout, *, gold: bool = False) -> Tree:
     row = shown.row
     head = Text(f"rollout {row['id']}", style="bold")
     head.append(f"  task {one_line(cut(row['task_id'], LONGEST_ID))}", style="not bold")
-    head.append(f"  {row['duration_s']:.2f} s, {_calls(row['calls'], row['triplets'])}", style="not bold dim")
+    head.append(
+        f"  {row['duration_s']:.2f} s, {_calls(row['calls'], row['triplets'], own_model)}", style="not bold dim"
+    )
     tree = Tree(head, guide_style="dim")
     tree.add(_verdict(shown))
     _fields(tree, shown.input, longest=LONGEST_INPUT)

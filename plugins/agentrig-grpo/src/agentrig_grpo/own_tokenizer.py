@@ -36,6 +36,22 @@ CHAT_TEMPLATE = (
 )
 """Calls of tools are written as Qwen's and Hermes' models write them."""
 
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": "<|end|>", "content": "text"},
+    },
+}
+"""How `transformers serve` reads a reply; without it, it takes Qwen2's marks, and returns the prompt with the reply."""
+
 
 def prepared(tokenizer: Tokenizer) -> Tokenizer:
     """Give a BPE tokenizer the normalizer, the pattern and the decoder that all of these share."""
@@ -90,6 +106,7 @@ def save_files(tokenizer: Tokenizer, directory: Path, *, template: str, context:
         # Without one, transformers' class for Qwen2 adds <|endoftext|>, an id beyond the vocabulary.
         "unk_token": "<|pad|>",
         "chat_template": template,
+        "response_template": RESPONSE_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": context,
     }

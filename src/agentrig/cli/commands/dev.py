@@ -16,7 +16,9 @@ from agentrig.cli.options import (
     make_plan,
     measured_server,
     model_options,
+    names_model,
     print_json,
+    server_origin,
     typed_again,
 )
 from agentrig.cli.progress import progress
@@ -58,8 +60,9 @@ def dev(
     from agentrig.text import message_lines
 
     again = f"agentrig train {typed_again(words, options)}".rstrip()
+    named = names_model(words, options)
     plan = make_plan(words, options)
-    server = measured_server(endpoint, model, checkpoint)
+    server = measured_server(endpoint, model, checkpoint, named=named)
     made = plan.tasks()
     name, tasks = eval_tasks(made, plan.run, split, limit, who=plan.whose_tasks, role="validation")
     trains = name == split_of(plan.run, made, "train")  # as in Agent Lightning's own dev
@@ -69,10 +72,9 @@ def dev(
         plan.check_algorithm()
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"
-        click.echo(
-            f"{tried}, answered by {answering(plan, server, checkpoint)}: starting the agent and the model's server …",
-            err=True,
-        )
+        who = answering(plan, server, checkpoint) + (server_origin(endpoint) if server is not None else "")
+        starting = "the agent and the model's server" if server is None else "the agent"
+        click.echo(f"{tried}, answered by {who}: starting {starting} …", err=True)
     with progress(len(tasks)) as shown:
         as_mode: Mode = "train" if trains else "dev"
         found = evaluate(
@@ -100,7 +102,7 @@ def dev(
         kept = {rollout.id: rollout.triplets for rollout in trained}
         for rollout in found.rollouts:
             told = attrs.evolve(rollout, triplets=kept.get(rollout.id, ()))  # of a failed one nothing is learned
-            console.print(span_tree(told, gold=gold))
+            console.print(span_tree(told, gold=gold, own_model=server is None))
     warning = unseen_calls(found.rollouts)
     if not warning:
         why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)

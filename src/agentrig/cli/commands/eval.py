@@ -17,7 +17,9 @@ from agentrig.cli.options import (
     make_plan,
     measured_server,
     model_options,
+    names_model,
     print_json,
+    server_origin,
 )
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError
@@ -61,11 +63,13 @@ def eval_(
     from agentrig.run.metrics import failure_lines
 
     prompts = options["prompts"]
+    named = names_model(words, options)
     plan = make_plan(words, options)
-    server = measured_server(endpoint, model, checkpoint)
+    server = measured_server(endpoint, model, checkpoint, named=named)
     checkpoint = find_checkpoint(checkpoint)
     name, tasks = eval_tasks(plan.tasks(), plan.run, split, limit, who=plan.whose_tasks)
     measured = str(checkpoint) if checkpoint is not None else _model(server or plan.configs["server"])
+    measured += server_origin(endpoint) if server is not None else ""
     where = f"model: {measured}{f', prompts: {prompts}' if prompts else ''}"
     if limit is None and len(tasks) == plan.run.report_tasks:
         where += "; run.report_tasks limits it, --limit 0 measures all"

@@ -61,7 +61,7 @@ def forecast(
     click.echo(f"{amount(trial.expected, 'rollout')}: starting the agent and the model's server …", err=True)
     ended: BaseException | None = None
     try:
-        with progress(trial.expected) as shown:
+        with progress(trial.expected, where="as in training, sampled") as shown:
             shown.begin()
             trial.roll_out(shown)
         trial.update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def export(run: Path, target: Path, check: bool) -> None:
     click.echo(f"{checkpoint} -> {target}")
     if result:
         click.echo(result)
+    if (target / "config.json").is_file():
+        click.echo(_serving(target))
+
+
+def _serving(target: Path) -> str:
+    """Return the commands that serve an exported model to agents."""
+    model = shlex.quote(str(target))
+    return (
+        f"next: serve it to agents at http://127.0.0.1:8000/v1, as the model {target}: vllm serve {model}\n"
+        f"      without a GPU: pip install 'transformers[serving]', then transformers serve {model} --port 8000"
+    )
 
 
 def _copy_model(checkpoint: Path, target: Path) -> None:
