@@ -127,6 +127,24 @@ def test_a_wrong_key_names_the_right_one(
 
 
 @pytest.mark.parametrize(
+    ("override", "last"),
+    [
+        ("algorithm.setps=3", "agentrig plugins show toy-number --plugin TOY lists its keys"),
+        ("run.sed=1", "agentrig plugins show run lists its keys"),
+        ("gateway.modles=1", "agentrig plugins show gateway lists its keys"),
+        ("runners.qqq=1", "its keys: n, threads, "),
+    ],
+)
+def test_all_keys_are_listed_only_where_none_is_near(
+    toy_plan: Callable[..., Plan], toy_file: str, override: str, last: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toy_plan(override)
+    assert str(caught.value).splitlines()[1].strip().startswith(last.replace("TOY", toy_file))
+    assert ("its keys:" in str(caught.value)) == last.startswith("its")
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[algorithm]\nsetps = 3", '[algorithm] toy-number (file TOY) has no key "setps"'),
