@@ -184,7 +184,8 @@ def test_a_key_of_several_others_is_no_reason_to_switch() -> None:
 
 
 def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Callable[..., Plan]) -> None:
-    with pytest.raises(ConfigError, match=r'no hardware for toy-number has a key "thread"\. Did you mean "threads"'):
+    near = r'has a key "thread"\. Did you mean "threads"\?\n  agentrig plugins show hardware names'
+    with pytest.raises(ConfigError, match=f"no hardware for toy-number {near}"):
         toy_plan("hardware.use=auto", "hardware.thread=2")
     plan = toy_plan("hardware.use=auto", "hardware.threads=2")
     assert (plan.components["hardware"].spec.name, plan.configs["hardware"].threads) == ("cpu", 2)

@@ -195,11 +195,11 @@ def check_any(
     known = sorted(fields)
     for key in keys:
         if key not in known:
-            raise ConfigError(
-                f'[{section}] {owner} has a key "{key}".{elsewhere(key) or _similar(key, [*fields.values()])}\n'
-                f"  their keys: {', '.join(known) or 'none'}",
-                key=(section, key),
-            )
+            meant_key = elsewhere(key) or _similar(key, [*fields.values()])
+            keys_of = f"their keys: {', '.join(known) or 'none'}"
+            if meant_key:
+                keys_of = f"agentrig plugins show {section} names them, and agentrig plugins show NAME lists their keys"
+            raise ConfigError(f'[{section}] {owner} has a key "{key}".{meant_key}\n  {keys_of}', key=(section, key))
 
 
 def _secret(source: Any, where: str) -> Secret | None:

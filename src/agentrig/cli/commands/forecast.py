@@ -124,11 +124,11 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         least, most, parts = (found["run"][key] for key in ("least_seconds", "seconds", "parts"))
         took = f"{amount(found['run']['steps'], 'step')}, {_between(least, most)}"
         yield f"a run: {took}{without}{_cost(found, 'run')}"
-        audits = f", audits of the first steps up to {duration(parts['audits_s'])}" if parts["audits_s"] else ""
+        audits = f", audits of the first steps {duration(parts['audits_s'])}" if parts["audits_s"] else ""
+        measured = f"{amount(parts['measured'], 'measured answer')} {duration(parts['measured_s'])}"
         yield (
-            f"  start {duration(parts['start_s'])}, steps {duration(parts['steps_s'])}, "
-            f"{amount(parts['measured'], 'measured answer')} {duration(parts['measured_s'])}{audits}; saving and the "
-            "report come on top"
+            f"  {'at most' if least < most else 'in it'}: start {duration(parts['start_s'])}, "
+            f"steps {duration(parts['steps_s'])}, {measured}{audits}; saving and the report come on top"
         )
         if step["least_rollout_s"] < step["rollout_s"]:
             yield "  few rollouts say it no better: the server was new, and threads were idle (more tasks: --limit)"
