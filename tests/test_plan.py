@@ -127,6 +127,24 @@ def test_a_wrong_key_names_the_right_one(
 
 
 @pytest.mark.parametrize(
+    ("override", "last"),
+    [
+        ("algorithm.setps=3", "agentrig plugins show toy-number --plugin TOY lists its keys"),
+        ("run.sed=1", "agentrig plugins show run lists its keys"),
+        ("gateway.modles=1", "agentrig plugins show gateway lists its keys"),
+        ("runners.qqq=1", "its keys: n, threads, "),
+    ],
+)
+def test_all_keys_are_listed_only_where_none_is_near(
+    toy_plan: Callable[..., Plan], toy_file: str, override: str, last: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toy_plan(override)
+    assert str(caught.value).splitlines()[1].strip().startswith(last.replace("TOY", toy_file))
+    assert ("its keys:" in str(caught.value)) == last.startswith("its")
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[algorithm]\nsetps = 3", '[algorithm] toy-number (file TOY) has no key "setps"'),
@@ -166,7 +184,8 @@ def test_a_key_of_several_others_is_no_reason_to_switch() -> None:
 
 
 def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Callable[..., Plan]) -> None:
-    with pytest.raises(ConfigError, match=r'no hardware for toy-number has a key "thread"\. Did you mean "threads"'):
+    near = r'has a key "thread"\. Did you mean "threads"\?\n  agentrig plugins show hardware names'
+    with pytest.raises(ConfigError, match=f"no hardware for toy-number {near}"):
         toy_plan("hardware.use=auto", "hardware.thread=2")
     plan = toy_plan("hardware.use=auto", "hardware.threads=2")
     assert (plan.components["hardware"].spec.name, plan.configs["hardware"].threads) == ("cpu", 2)

@@ -32,8 +32,9 @@ from agentrig.frozen import frozen
 from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.builtin import own
-from agentrig.pools import Job
+from agentrig.pools import Job, Result
 from agentrig.runners.attempt import run_agent
+from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.judging import GRACE_S, NoScores
 from agentrig.runners.reward_process import NOWHERE, RewardWorker, scores_of
 from agentrig.runners.scorer import Scorer
@@ -338,6 +339,23 @@ def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     assert time.monotonic() - start < 0.2 + GRACE_S + 3
     assert [s.status for s in scores] == ["invalid"] * 4 + ["ok"] * 8
     assert "ran past its budget of 0.2 s" in scores[0].details["reason"]
+
+
+def test_the_start_of_the_rewards_process_is_no_time_of_the_reward(toy_plan: Callable[..., Plan]) -> None:
+    """Imports and `build` take seconds, a comparison of two words nothing."""
+    task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    result = Result(id="r", outcome=Outcome(answer="odd"), trace=Trace(rollout_id="r"), start=0.0, duration_s=0.1)
+    with contextlib.closing(toy_plan("reward.build_s=1.5").scorer()) as scorer:
+        engine = RolloutEngine(None, scorer=scorer, adapter=lambda trace: [])  # type: ignore[arg-type]  # runs nothing
+        start = time.monotonic()
+        (first,) = engine.scored([result], {"r": (task, "g")}, step=0, mode="dev")
+        assert time.monotonic() - start > 1.5
+        assert first.value == 1.0
+        assert 0 < first.reward_s < 1.0
+        waited_s = scorer.waited_s
+        (again,) = engine.scored([result], {"r": (task, "g")}, step=0, mode="dev")
+        assert scorer.waited_s - waited_s < 0.1
+        assert again.reward_s > 0
 
 
 @pytest.mark.slow

@@ -178,6 +178,19 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f}"
 
 
+def share_in_points(tasks: int, n: int) -> str:
+    """Return a share of n tasks in percentage points: `40 points`."""
+    return f"{float(percent(tasks / n)):g} points"
+
+
+def gain_words(n: int) -> str:
+    """Return from how many points on a gain on n held-out tasks is significant, or that none can be."""
+    least, tasks = least_gain(), amount(n, "held-out task")
+    if n < least:
+        return f"With {tasks} no gain can be significant: use at least {least}"
+    return f"With {tasks} a gain is significant from {share_in_points(least, n)}"
+
+
 def points(before: float, after: float) -> str:
     """Return the difference of two fractions in percentage points, of the figures that `percent` shows: `+14.5`."""
     return f"{float(percent(after)) - float(percent(before)):+.1f}"

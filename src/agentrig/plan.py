@@ -702,8 +702,9 @@ def resolve(
     # Select: a component of each kind, and its config object. `auto` waits until it is asked for.
     elsewhere = functools.partial(selecting.elsewhere, merged=merged, registry=registry, own=OWN_SECTIONS)
     with _file_named(layers):
-        run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
-        gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
+        of_run: Any = {"owner": "a run", "elsewhere": elsewhere}
+        run = structure(RunSettings, merged["run"], section="run", shown="run", **of_run)
+        gateway = structure(GatewaySettings, merged["gateway"], section="gateway", shown="gateway", **of_run)
         second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
         components, configs, reasons = selecting.select_all(merged, registry, elsewhere)
     selecting.tell_dropped([(base, of_recipe), (name, own)], merged["credit"], components["credit"], registry)

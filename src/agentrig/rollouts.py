@@ -38,7 +38,7 @@ class Rollout:
         triplets: The calls to train on, with `reward` set; empty for a failure.
         start: Unix time in seconds.
         duration_s: Wall time of the agent.
-        reward_s: Wall time of the reward (a batch's time is shared evenly).
+        reward_s: Wall time of the reward without the start of its process (a batch's time is shared evenly).
         version: Version of the weights that answered its calls (the step that made them): the oldest that the server
             stated, else the one that the algorithm names; None if neither does.
     """

@@ -105,7 +105,13 @@ def setting(
 
 
 def structure(
-    cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str, elsewhere: Callable[[str], str] = lambda key: ""
+    cls: type[C],
+    keys: Mapping[str, Any],
+    *,
+    owner: str,
+    section: str,
+    elsewhere: Callable[[str], str] = lambda key: "",
+    shown: str = "",
 ) -> C:
     """Build a config object from a section's keys, checking names, types and bounds.
 
@@ -113,20 +119,21 @@ def structure(
         owner: Whose keys they are, for messages.
         section: The section's name, for messages.
         elsewhere: Called with an unknown key; returns ` It is a key of …` where another section has it, or ''.
+        shown: What to give to `agentrig plugins show` to see the keys; '' if it does not show them.
 
     Raises:
-        ConfigError: Unknown key (with the section that has it, or the nearest one), missing key, wrong type, value
-            out of range.
+        ConfigError: Unknown key (with the section that has it, or the nearest one, else all keys), missing key, wrong
+            type, value out of range.
     """
     fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cast(Any, cls)))}
     values = {}
     for key, value in keys.items():
         if key not in fields:
-            raise ConfigError(
-                f'[{section}] {owner} has no key "{key}".{elsewhere(key) or _similar(key, [*fields.values()])}\n'
-                f"  its keys: {', '.join(fields) or 'none'}",
-                key=(section, key),
-            )
+            meant_key = elsewhere(key) or _similar(key, [*fields.values()])
+            known = f"its keys: {', '.join(fields) or 'none'}"
+            if meant_key and shown:
+                known = f"agentrig plugins show {shown} lists its keys"
+            raise ConfigError(f'[{section}] {owner} has no key "{key}".{meant_key}\n  {known}', key=(section, key))
         if fields[key].metadata.get("secret"):
             values[key] = _secret(value, f"[{section}] {key} of {owner}")
             continue
@@ -188,11 +195,11 @@ def check_any(
     known = sorted(fields)
     for key in keys:
         if key not in known:
-            raise ConfigError(
-                f'[{section}] {owner} has a key "{key}".{elsewhere(key) or _similar(key, [*fields.values()])}\n'
-                f"  their keys: {', '.join(known) or 'none'}",
-                key=(section, key),
-            )
+            meant_key = elsewhere(key) or _similar(key, [*fields.values()])
+            keys_of = f"their keys: {', '.join(known) or 'none'}"
+            if meant_key:
+                keys_of = f"agentrig plugins show {section} names them, and agentrig plugins show NAME lists their keys"
+            raise ConfigError(f'[{section}] {owner} has a key "{key}".{meant_key}\n  {keys_of}', key=(section, key))
 
 
 def _secret(source: Any, where: str) -> Secret | None:

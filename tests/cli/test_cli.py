@@ -717,6 +717,8 @@ def test_dev_says_when_the_agent_returns_nothing(here: Path, model: ModelServer,
     assert "Does the agent `return` its answer?" in result.stderr
     result = invoke(*words, "adapter.match=", "tasks.do=['nothing', '', '']", env={"COLUMNS": "200"})
     assert "returned None" not in result.stderr
+    assert result.exit_code == 0
+    assert invoke(*words, "adapter.match=", "tasks.do=['nothing', 'nothing', 'nothing']").exit_code == 1
 
 
 def test_dev_says_when_no_call_would_be_trained_on(here: Path, model: ModelServer, toy_file: str) -> None:

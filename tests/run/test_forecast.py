@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,12 +28,13 @@ from agentrig import Triplet
 from agentrig.algorithms import Measurement
 from agentrig.cli.commands.forecast import _lines
 from agentrig.cli.entry import main
-from agentrig.errors import RunStopped
-from agentrig.figures import percent
+from agentrig.errors import ConfigError, RunStopped
+from agentrig.figures import duration, percent
 from agentrig.plan import Plan, resolve
 from agentrig.processes.servers import ServerError
 from agentrig.run.forecast import Trial
 from agentrig.run.verdict import differing, judge, pass_at
+from agentrig.tasks import input_key
 from agentrig.traces import SERVER
 from agentrig.view.comparison import money
 
@@ -187,7 +189,8 @@ def test_a_long_update_is_measured_on_one_group_with_the_memory_plan_of_a_run(mo
 
 def test_the_time_of_a_run_is_that_of_warm_rollouts_or_a_range() -> None:
     """`letters` runs as many at once as its runners have threads; times are those of eight rollouts of `mini`."""
-    trial = Trial.of(plan_of(["letters", "runners.n=2", "runners.threads=32"]), tasks=8, rollouts=4)
+    keys = ["runners.n=2", "runners.threads=32", "run.audit=false"]
+    trial = Trial.of(plan_of(["letters", *keys]), tasks=8, rollouts=4)
 
     def forecast(*arrived: tuple[float, int]) -> tuple[dict[str, Any], list[str]]:
         trial.groups = [[rollout(i % 2, group=f"{group}") for i in range(4)] for group in range(arrived[-1][1] // 4)]
@@ -208,6 +211,21 @@ def test_the_time_of_a_run_is_that_of_warm_rollouts_or_a_range() -> None:
     assert found["step"]["rollout_s"] == found["step"]["least_rollout_s"] == pytest.approx(of_step / 32)
     assert found["run"]["seconds"] == found["run"]["least_seconds"]
     assert [" to " in line for line in said] == [False, False]
+
+    trial.plan = attrs.evolve(trial.plan, run=attrs.evolve(trial.plan.run, audit=True))
+    trial.start_s, trial.update_s = 3.0, 2.0
+    found, said = forecast((60.0, 64), (61.0, 96), (62.0, 128))
+    step, run = found["step"], found["run"]
+    parts = run["parts"]
+    assert parts["audits_s"] == 2 * 1.5 * max(10.0, step["seconds"])
+    assert run["seconds"] == pytest.approx(
+        3.0 + loop.steps * step["seconds"] + parts["measured"] / 32 + parts["audits_s"]
+    )
+    assert run["seconds"] - run["least_seconds"] == pytest.approx(parts["audits_s"] - 2 * step["update_s"])
+    told = next(line for line in _lines(found) if line.startswith("  at most: start 3.0 s, steps "))
+    assert f", {parts['measured']} measured answers" in told
+    assert f", audits of the first steps {duration(parts['audits_s'])}; saving" in told
+    assert len(said) == 2, "the rollouts say it well"
 
 
 @pytest.mark.slow
@@ -238,7 +256,7 @@ def test_a_gain_that_does_not_fit_below_all_right_is_no_good_verdict(right: int,
             "58 of 61 held-out tasks were right before training, so at most 3 can improve, and a gain is significant "
         )
         assert found["verdict"]["message"].startswith(f"{said}from 6 on: no number of steps can show one. ")
-        assert not any(" points on the " in line for line in lines)
+        assert not any("a gain is significant from" in line and line.startswith("With") for line in lines)
         trial.groups = [[rollout(1.0), rollout(1.0)]] * 20
         assert f"no gain can be significant (exact sign test, p < 0.05): {said}" in "\n".join(_lines(trial.forecast()))
         return
@@ -246,9 +264,36 @@ def test_a_gain_that_does_not_fit_below_all_right_is_no_good_verdict(right: int,
     trial.report, trial.start = trial.report[:12], None
     few = trial.forecast()
     assert (found["gain"]["enough"], few["gain"]["enough"], few["verdict"]["kind"]) == (14, 14, "good")
+    assert any(
+        line.startswith("With 12 held-out tasks a gain is significant from 50 points (if") for line in _lines(few)
+    )
     assert "  12 are too few to show what this model may gain, from pass@1 to pass@2: use at least 14" in "\n".join(
         _lines(few)
     )
+
+
+@pytest.mark.parametrize("labels", [18, 24])
+def test_tasks_that_the_model_learned_by_heart_are_not_played(labels: int, tmp_path: Path) -> None:
+    """As in `warmup`, which tries its model on training tasks without a label, if there are any."""
+    model = tmp_path / "model"
+    shutil.copytree(model_directory("mini"), model, copy_function=os.symlink)
+    train = plan_of(["letters"]).tasks().load("train")
+    known = sorted(map(input_key, train[:labels]))
+    (model / "warmup.json").write_text(json.dumps({"labels": [], "inputs": known}))
+    plan = plan_of(["letters", f"algorithm.model={model}"])
+    trial = Trial.of(plan)
+    fresh = len(train) - labels
+    assert len(train) == 24
+    assert len(trial.tasks) == (fresh or 12), "as many as a step has"
+    assert {input_key(task) in known for task in trial.tasks} == {not fresh}
+    trial.groups = [[rollout(0.0), rollout(1.0)]] * len(trial.tasks)
+    trial.rollouts_s = 1.0
+    head = next(iter(_lines(trial.forecast())))
+    played = "6 tasks without a label, of split train (18 of its 24 tasks are the model's labels), "
+    everything = "12 tasks of split train, which are all labels of the model: it may know them by heart, "
+    assert (played if fresh else everything) in head
+    with pytest.raises(ConfigError, match=rf"has {fresh or 24} tasks{' without a label' if fresh else ''}; ask for at"):
+        Trial.of(plan, tasks=25)
 
 
 # --- mistakes ---

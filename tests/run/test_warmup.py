@@ -33,6 +33,7 @@ from agentrig.plan import Plan, resolve
 from agentrig.run.auditing import Auditing
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
+from agentrig.run.manifest import manifest
 from agentrig.run.splits import label_warnings, load_splits
 from agentrig.run.training import train
 from agentrig.run.verdict import judge
@@ -147,6 +148,10 @@ def test_a_run_says_which_held_out_tasks_its_model_was_warmed_up_on(
     splits = load_splits(colors("tasks.test=9").tasks(), colors().run, who="colors")
     assert label_warnings(splits, run)[0].startswith("3 of 12 report tasks"), "a run that began with it knows them, too"
     assert label_warnings(load_splits(colors().tasks(), colors().run, who="colors"), model) == []
+    own_splits = load_splits(colors().tasks(), colors().run, who="colors")
+    own_model = colors(f"algorithm.model={model}")
+    data = manifest(own_model, own_model.use_hardware(), own_splits)["data"]
+    assert [data[role]["labels"] for role in ("train", "report")] == [12, 0]
 
 
 def test_gold_is_found_or_its_keys_are_named() -> None:

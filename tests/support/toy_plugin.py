@@ -354,6 +354,7 @@ class RewardConfig:
     invalid: bool = setting(False, help="judge nothing")
     odd: bool = setting(False, help="add details to the score that no file can store")
     calls: bool = setting(False, help="value two calls: half, and none")
+    build_s: float = setting(0.0, help="seconds that its build takes", ge=0)
     spin: bool = setting(False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised")
 
 
@@ -380,6 +381,11 @@ class ToyReward:
             return Score(status="ok", value=float(right), calls=[0.5, None])
         value = self.config.right if right else self.config.wrong
         return Score.ok(value, correct=right if self.config.says else None, parity=float(right))
+
+
+def build_reward(config):
+    time.sleep(config.build_s)
+    return ToyReward(config)
 
 
 @attrs.frozen(kw_only=True)
@@ -541,7 +547,7 @@ def register_agents():
 
 @hookimpl
 def register_rewards():
-    yield RewardSpec(name="toy-parity", summary="Is it right?", config=RewardConfig, build=ToyReward)
+    yield RewardSpec(name="toy-parity", summary="Is it right?", config=RewardConfig, build=build_reward)
 
 
 @hookimpl

@@ -121,6 +121,24 @@ def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -
     assert named.stdout.splitlines()[-1] == "all passed"
 
 
+def test_an_agent_that_is_not_played_says_why_and_the_sizes_of_its_splits_are_said(tmp_path: Path) -> None:
+    agents = str(Path(__file__).parent / "broken" / "agent_functions.py")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("word,answer\n" + "".join(f"w{i},{i}\n" for i in range(120)))
+    keys = [f"tasks.file={rows}", "tasks.private=['answer']"]
+    said = validate(f"{agents}:answers-no-return", "--tasks", "table", "--reward", "exact-match", *keys).stdout
+    sizes = re.search(r"^(\d+) training, (\d+) validation and (\d+) held-out tasks\. (.*)$", said, re.MULTILINE)
+    assert sizes, said
+    *counts, gain = sizes.groups()
+    assert sum(map(int, counts)) == 120
+    assert gain == (
+        f"With {counts[2]} held-out tasks a gain is significant from {float(f'{600 / int(counts[2]):.1f}'):g} points "
+        "(if no task becomes worse)"
+    )
+    assert said.count("held-out tasks. With") == 1
+    assert f"\nplay {agents}:answers-no-return: skipped, agent.answers failed\n" in said
+
+
 def test_an_installed_package_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "broken-shop", "one = two\n", point="shop")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -165,11 +165,11 @@ def test_the_line_of_a_step_has_every_figure():
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
     assert buffer.getvalue().splitlines()[1] == (
         "step  3/20  reward 0.500  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
-        "  10.0 s: rollouts 60%, scoring 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
+        "  10.0 s: rollouts 60%, update 30%, scoring 5%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
     )
-    parts = {"rollout": 6.0, "audit": 30.0}
+    parts = {"audit": 30.0, "reward": 0.7, "rollout": 6.0}
     shown.on_step_end(event=StepEnd(step=4, metrics={**METRICS, "step_s": 40.0, "time_s": parts}))
-    costs = "  40.0 s: rollouts 15%, auditing the step before 75%, run.audit=false leaves auditing out  "
+    costs = "  40.0 s: auditing the step before 75%, rollouts 15%, run.audit=false leaves auditing out  "
     assert costs in buffer.getvalue()
     assert buffer.getvalue().endswith("eta 2:40\n"), "later steps wait for no such audit"
     shown, buffer = display()
@@ -221,6 +221,23 @@ def test_the_accuracy_before_training_is_said_once_it_is_measured_and_how_it_sam
     assert "50.0% before training (greedy)" in panel(shown)
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25}))
     assert "training accuracy (sampled) 25.0%  validation (greedy) 48.2%" in buffer.getvalue()
+
+
+def test_a_model_that_knows_training_tasks_by_heart_is_named_in_place_of_its_sampling(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=1)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["data"] = {"train": {"tasks": 88, "labels": 44}, "report": {"tasks": 2}}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    shown, buffer = display()
+    config = {"algorithm": {"val_temperature": 0.0, "temperature": 1.0}}
+    shown.on_run_start(event=attrs.evolve(start(), config=config, directory=directory))
+    for i, mode in enumerate(("report", "report", "train")):
+        shown.on_rollout_end(rollout=rollout_of(i, right=i == 0, mode=mode, step=0))
+    assert buffer.getvalue().splitlines()[-1] == (
+        "held-out accuracy before training (greedy): 50.0% of 2 tasks; 44 of the 88 training tasks are the model's "
+        "labels: their accuracy is higher"
+    )
+    assert "usually" not in buffer.getvalue()
 
 
 def test_the_time_left_includes_the_measurement_after_training(monkeypatch: pytest.MonkeyPatch):

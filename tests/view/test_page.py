@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.html import Links, explained
 from agentrig.view.page import render, view
+from agentrig.view.plots import plots_of
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.table import CELLS, results, row_of, text_of
 
@@ -410,6 +412,15 @@ def test_the_plot_says_at_which_temperatures_it_was_measured(tmp_path: Path):
     assert "held out, greedy, 95% interval" in text
     differ = "Training: temperature 1; validation and held out: greedy. So their levels differ."
     assert differ in text
+    known = {"data": {"train": {"tasks": 88, "labels": 44}}}
+    warmed = attrs.evolve(read_run(directory), manifest=known)
+    few = attrs.evolve(warmed, manifest={"data": {"train": {"tasks": 88, "labels": 8}}})
+    labels = "greedy. 44 of the 88 training tasks are the model's labels: their accuracy is higher."
+    assert labels in html.unescape(render([warmed]))
+    assert differ not in render([warmed])
+    captions = [plot.caption for plot in plots_of([warmed, few]) if plot.name in ("accuracy", "reward")]
+    assert all("greedy. Some training tasks are the models' labels" in caption for caption in captions)
+    assert len(captions) == 2
     shown = write_run(tmp_path / "shown", steps=4)
     demonstrations = settings.replace("temperature = 1.0", 'demonstrations = "tasks"')
     (shown / "config.toml").write_text(config.replace("[algorithm]", demonstrations))

@@ -42,7 +42,8 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
         where = f"{section}.parts.{name}"
         keys = dict(keys)
         inner = registry.find(KIND, keys.pop("use", name))
-        settings: Any = structure(inner.spec.config, keys, owner=f"{inner.spec.name} ({inner.source})", section=where)
+        owner = f"{inner.spec.name} ({inner.source})"
+        settings: Any = structure(inner.spec.config, keys, owner=owner, section=where, shown=inner.shown)
         parts_of(inner, settings, registry, section=where)
         found[name] = inner, settings
     return found
@@ -83,7 +84,8 @@ def second_rewards(
         if not isinstance(keys, Mapping):
             raise ConfigError(f"[{SECOND}] {name} = {keys!r}: write {section}.KEY=VALUE")
         owner = f"{name} ({component.source})"
-        config: Any = structure(component.spec.config, keys, owner=owner, section=section, elsewhere=elsewhere)
+        of: Any = {"owner": owner, "section": section, "elsewhere": elsewhere, "shown": component.shown}
+        config: Any = structure(component.spec.config, keys, **of)
         parts_of(component, config, registry, section=section)
         found[reference] = component, config
     if left:

@@ -83,7 +83,8 @@ def selected(
         if not isinstance(table, Mapping):
             raise ConfigError(f"[{section}] {component.spec.name} = {table!r}: write {own}.KEY=VALUE")
         owner = f"{name} ({component.source})"
-        config: Any = structure(component.spec.config, table, owner=owner, section=own, elsewhere=elsewhere)
+        of: Any = {"owner": owner, "section": own, "elsewhere": elsewhere, "shown": component.shown}
+        config: Any = structure(component.spec.config, table, **of)
         found[reference] = component, config
     for key, value in keys.items():
         if key == "use" or _name_in(key, names):

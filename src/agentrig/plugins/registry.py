@@ -7,6 +7,7 @@ import inspect
 import itertools
 import logging
 import re
+import shlex
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -57,6 +58,12 @@ class Component(Owned):
     kind: str
     spec: Spec
     plugin: str
+
+    @property
+    def shown(self) -> str:
+        """What to give to `agentrig plugins show` to see its keys."""
+        file = f" --plugin {shlex.quote(self.origin)}" if self.distribution == "file" else ""
+        return f"{self.spec.name}{file}"
 
     def answers_to(self, name: str) -> bool:
         """Whether `name` means this component: `name`, `distribution:name` or `plugin:name`."""

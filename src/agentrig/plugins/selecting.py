@@ -177,7 +177,8 @@ def select_all(
             return elsewhere(key) or _of_another(component, key, registry)
 
         try:
-            return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=others)
+            of: Any = {"owner": owner, "section": kind, "elsewhere": others, "shown": component.shown}
+            return component, structure(component.spec.config, keys, **of)
         except ConfigError:
             if kind == "algorithm":  # whose limits need not be mended if the loss can't be the credit's
                 _check_loss(component.spec.name, keys, merged["credit"], registry)

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from agentrig.algorithms import LoopAlgorithm, Measurement
+from agentrig.audit.verdicts import FIRST
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.figures import amount, least_gain, machine, mean, no_room, wilson
@@ -28,13 +29,14 @@ from agentrig.plan import Plan
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Rollout
 from agentrig.run import guards
+from agentrig.run.auditing import LEAST_S
 from agentrig.run.evaluate import run_agent
 from agentrig.run.loop import samples_of
 from agentrig.run.metrics import count_failures, failure_reasons
-from agentrig.run.splits import load_splits
+from agentrig.run.splits import labelled, load_splits
 from agentrig.run.verdict import Verdict, differing, judge, pass_at
 from agentrig.runners.engine import RolloutEngine
-from agentrig.tasks import Task, tasks_of_step
+from agentrig.tasks import Task, input_key, tasks_of_step
 from agentrig.traces import usage
 
 ROLLOUTS = 256
@@ -49,6 +51,10 @@ GROUP = 8
 UPDATE_S = 20.0
 """An update that would take longer is measured on one group."""
 
+AUDIT = 1.5
+"""An audit may take so many times as long as a step, or as `LEAST_S`: its gradients as long, its log-probabilities half
+of it. It takes at least as long as the update that it repeats."""
+
 MOST_HELD_OUT = 2000
 """So many held-out tasks are looked at when it is said how many a gain needs."""
 
@@ -61,7 +67,10 @@ class Trial:
     """Rollouts of some training tasks, and one update; `forecast` says what is known at any time.
 
     Attributes:
-        tasks: Those of the first step, or some of them, or more.
+        tasks: Training tasks, as many as a step has, or some of them, or more. None of them is a label of the model,
+            unless all training tasks are.
+        in_split: Number of training tasks.
+        labels: How many of these have answers that the model has learned, see `agentrig.run.splits.labelled`.
         report: The held-out tasks, which a run measures before and after.
         groups: The groups that are complete, failures included.
         start: The held-out accuracy of the model as it is, sampled as a run measures it; None if it is not known.
@@ -81,6 +90,8 @@ class Trial:
     tasks: Sequence[Task]
     n: int
     split: str
+    in_split: int
+    labels: int
     report: Sequence[Task]
     validated: int
     groups: list[Sequence[Rollout]] = attrs.field(factory=list)
@@ -117,17 +128,21 @@ class Trial:
             )
         splits = load_splits(plan.tasks(), plan.run, who=plan.whose_tasks)
         split, train = splits["train"]
-        if tasks > len(train):
-            raise ConfigError(
-                f"--limit {tasks}: the split {split} has {amount(len(train), 'task')}; ask for at most so many"
-            )
+        known = labelled(getattr(settings, "model", None))
+        fresh = [task for task in train if input_key(task) not in known] if known else train
+        chosen = fresh or train
+        if tasks > len(chosen):
+            has = amount(len(chosen), "task") + (" without a label" if len(chosen) < len(train) else "")
+            raise ConfigError(f"--limit {tasks}: the split {split} has {has}; ask for at most so many")
         n = rollouts or _group_size(settings)
-        few = tasks or min(getattr(settings, "tasks_per_step", TASKS), max(1, ROLLOUTS // n), len(train))
+        few = tasks or min(getattr(settings, "tasks_per_step", TASKS), max(1, ROLLOUTS // n), len(chosen))
         return cls(
             plan=plan,
-            tasks=tasks_of_step(train, n=few, step=1, seed=plan.run.seed),
+            tasks=tasks_of_step(chosen, n=few, step=1, seed=plan.run.seed),
             n=n,
             split=split,
+            in_split=len(train),
+            labels=len(train) - len(fresh),
             report=splits["report"][1],
             validated=len(splits["validation"][1]),
         )
@@ -276,6 +291,8 @@ class Trial:
         return {
             "complete": self.complete,
             "split": self.split,
+            "split_tasks": self.in_split,
+            "labels": self.labels,
             "tasks": len(self.groups),
             "rollouts_per_task": self.n,
             "sampling": sampling_of(self.plan.configs["algorithm"]),
@@ -354,16 +371,23 @@ class Trial:
                 step_s[a_rollout] = max(parts) if loop.max_staleness else sum(parts)
 
         def taken(steps: int | None) -> dict[str, Any]:
-            """Return what that many steps take, with the measurements before, between and after them."""
+            """Return what that many steps take, with the measurements before, between and after them, and audits."""
             if steps is None or loop is None:
-                return {"steps": steps, "seconds": None, "least_seconds": None, "rollouts": None}
+                return {"steps": steps, "seconds": None, "least_seconds": None, "rollouts": None, "parts": None}
             every = loop.validate_every
             measured = 2 * n + (self.validated * (1 + steps // every) if every else 0)
             trained = steps * loop.tasks_per_step * loop.group_size
-            least, most = (
-                self.start_s + steps * step_s[a_rollout] + a_rollout * measured for a_rollout in (least_s, most_s)
-            )
-            return {"steps": steps, "seconds": most, "least_seconds": least, "rollouts": trained + measured}
+            audited = min(FIRST, steps) if self.plan.run.audit else 0
+            least = self.start_s + steps * step_s[least_s] + least_s * measured + audited * (step["update_s"] or 0.0)
+            parts = {
+                "start_s": self.start_s,
+                "steps_s": steps * step_s[most_s],
+                "measured_s": most_s * measured,
+                "audits_s": audited * AUDIT * max(LEAST_S, step_s[most_s]),
+            }
+            most = max(least, sum(parts.values()))
+            counts = {"steps": steps, "rollouts": trained + measured}
+            return {**counts, "seconds": most, "least_seconds": least, "parts": {**parts, "measured": measured}}
 
         worse = round(WORSE * n)
         needed = least_gain(worse) - worse

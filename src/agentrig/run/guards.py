@@ -155,14 +155,20 @@ def unanswered(rollouts: Sequence[Rollout]) -> str:
     )
 
 
+def none_answered(rollouts: Sequence[Rollout]) -> bool:
+    """Whether no rollout has an answer although some did not fail, and none is right: an agent may only act."""
+    ended = [r for r in rollouts if r.failure is None]
+    silent = all(r.outcome.answer is None and r.outcome.own_reward is None for r in ended)
+    return bool(ended) and silent and not any(r.correct for r in ended)
+
+
 def check_answers(rollouts: Sequence[Rollout]) -> None:
     """Stop when `EARLY` rollouts or more of a measurement before training ended without any answer, and none is right.
 
     An agent that forgets to `return` its answer is found here: training would only find it after its first step.
     """
     ended = [r for r in rollouts if r.failure is None]
-    silent = all(r.outcome.answer is None and r.outcome.own_reward is None for r in ended)
-    if len(ended) >= EARLY and silent and len({r.value for r in ended}) == 1 and not any(r.correct for r in ended):
+    if len(ended) >= EARLY and none_answered(ended) and len({r.value for r in ended}) == 1:
         raise RunStopped(f"before step 1: {unanswered(rollouts)}", cause="no-answers")
 
 

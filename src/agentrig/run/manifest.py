@@ -15,6 +15,7 @@ import attrs
 from agentrig.hardware import Hardware
 from agentrig.plan import Plan
 from agentrig.run.files import sha256_of
+from agentrig.run.splits import labels_among
 from agentrig.tasks import Task, fingerprint
 from agentrig.text import flat
 from agentrig.traces import mapping
@@ -39,6 +40,7 @@ PACKAGES = (
 def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Sequence[Task]]]) -> dict[str, Any]:
     """Return what makes a run reproducible: versions, components, seeds, data, hardware."""
     probe = hardware.probe()
+    model = getattr(plan.configs["algorithm"], "model", None)
     return {
         "format": FORMAT,
         "agentrig": _version("agentrig"),
@@ -70,11 +72,16 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         "server": {"name": plan.components["server"].spec.name, "chosen": plan.reasons.get("server")},
         "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "data": {
-            role: {"split": split, "tasks": len(tasks), "fingerprint": fingerprint(tasks)}
+            role: {
+                "split": split,
+                "tasks": len(tasks),
+                "labels": labels_among(tasks, model),
+                "fingerprint": fingerprint(tasks),
+            }
             for role, (split, tasks) in splits.items()
         },
         "agent_sees_gold": plan.sees_gold,
-        "model": getattr(plan.configs["algorithm"], "model", None),
+        "model": model,
     }
 
 

@@ -123,6 +123,12 @@ def labelled(model: object) -> set[str]:
     return found.union(map(str, read_object(folder / WARM_UP).get("inputs", ())))
 
 
+def labels_among(tasks: Sequence[Task], model: object) -> int:
+    """Return how many of these tasks a starting model has learned the answers of."""
+    known = labelled(model)
+    return sum(input_key(task) in known for task in tasks) if known else 0
+
+
 def label_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], model: object) -> list[str]:
     """Return the warning that held-out tasks were labels of the warm-up that made the starting model, if any were.
 

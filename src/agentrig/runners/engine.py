@@ -177,7 +177,7 @@ class RolloutEngine:
         versions: Versions | None = None,
     ) -> list[Rollout]:
         """Score and adapt results, and call `on_rollout`; `waiting` has the task and the group of each id."""
-        start = time.perf_counter()
+        start, waited_s = time.perf_counter(), self.scorer.waited_s
         if versions is not None:
             results = [
                 attrs.evolve(r, outcome=refused)
@@ -188,7 +188,8 @@ class RolloutEngine:
         answered = [r for r in results if r.outcome.failure is None]
         scored = self.scorer([(waiting[r.id][0], r.outcome, r.trace) for r in answered])
         scores = {r.id: score for r, score in zip(answered, scored, strict=True)}
-        reward_s = (time.perf_counter() - start) / max(1, len(answered))
+        wall_s = time.perf_counter() - start - (self.scorer.waited_s - waited_s)  # its process starts but once
+        reward_s = max(0.0, wall_s) / max(1, len(answered))
         rollouts = []
         for result in results:
             task, group = waiting[result.id]

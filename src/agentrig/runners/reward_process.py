@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,6 +95,9 @@ class RewardPool(Pool):
     Which outcome did it is known only if that process has judged nothing else: what was judged beside it, or before it,
     may have stopped the process, kept its interpreter or taken its messages. So an outcome that was lost gets a new
     process for itself, and its score is `invalid` if it is lost there too.
+
+    Attributes:
+        waited_s: Seconds that calls of `judge` have waited until a process had built the reward.
     """
 
     builds = "reward"
@@ -104,6 +108,7 @@ class RewardPool(Pool):
     def __init__(self, plan: RewardPlan, *, threads: int) -> None:
         super().__init__(plan, n=1, threads=threads, deadline_s=plan.budget_s + GRACE_S, retries=1)
         self._budget_s = plan.budget_s
+        self.waited_s = 0.0
 
     def judge(
         self, items: Sequence[tuple[Any, ...]], *, together: bool, closed: threading.Event | None = None
@@ -131,14 +136,17 @@ class RewardPool(Pool):
 
     def _outcomes(self, parts: Sequence[Sequence[tuple[Any, ...]]], closed: threading.Event) -> list[Outcome]:
         """Return what became of jobs, each of one part of the items."""
+        start = time.perf_counter()
+        while not self.build_first(POLL_S):
+            self._check_built(time.monotonic())
+            _check_open(closed)
+        self.waited_s += time.perf_counter() - start
         for i, part in enumerate(parts):
             self.submit(Job(id=str(i), input=part, endpoint=NOWHERE))
-        self.start()
         found: dict[int, Outcome] = {}
         while len(found) < len(parts):
             found.update({int(result.id): result.outcome for result in self.poll(POLL_S)})
-            if closed.is_set():
-                raise AgentrigError("the reward judges no more: this command ends")
+            _check_open(closed)
         return [found[i] for i in range(len(parts))]
 
     def _limit_s(self, job: Job) -> float:
@@ -203,6 +211,12 @@ class RewardPool(Pool):
             + (f", while it judged {_tasks(judged)}" if judged else "")
             + ("; each is judged again alone" if again else "")
         )
+
+
+def _check_open(closed: threading.Event) -> None:
+    """Raise once the scorer is closed."""
+    if closed.is_set():
+        raise AgentrigError("the reward judges no more: this command ends")
 
 
 def _tasks(jobs: Sequence[Job]) -> str:

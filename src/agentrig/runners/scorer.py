@@ -48,6 +48,7 @@ class Scorer:
 
     Attributes:
         batch_fault: In threads, why a batch gave no scores at once; '' if each did.
+        waited_s: Seconds that calls have waited for the start of the reward's process, before it judged anything.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Scorer:
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.correctness = correctness or Correctness()
         self.batch_fault = ""
+        self.waited_s = 0.0
         self._reward = reward if plan is None else None  # its process has one: no model is twice in memory
         self._budget_s, self._threads = budget_s, threads
         self._own = bool(getattr(reward, "takes_own_reward", False))
@@ -94,12 +96,15 @@ class Scorer:
     def _in_process(self, items: Sequence[tuple[Any, ...]], plan: RewardPlan) -> list[Score]:
         with self._lock:
             pool = self._pool = self._pool or RewardPool(plan, threads=self._threads)
+            waited_s = pool.waited_s
             try:
                 return pool.judge(items, together=self._batches, closed=self._closed)
             except BaseException:  # its jobs are of no use to a later call
                 self._pool = None
                 pool.close()
                 raise
+            finally:
+                self.waited_s += pool.waited_s - waited_s
 
     def close(self) -> None:
         """End the reward's process, if there is one, also while it judges."""

@@ -12,10 +12,12 @@ import attrs
 
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, LookupFailed, nearest
+from agentrig.figures import gain_words, least_gain
 from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.plugins.selecting import check_section
 from agentrig.plugins.specs import KINDS
+from agentrig.tasks import ROLES
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
 from agentrig.testing.kit import TRIAL, Report, check, declared
 from agentrig.testing.play import PlaySubject
@@ -123,12 +125,28 @@ def validated(
         reports.append(check(kind, subject, only=chosen(kind), raise_failed=False, say=say, **options))
         return {result.check for result in reports[-1].failed}
 
+    sized: list[Any] = []  # the task sets whose sizes were said
+
+    def tell_sizes(tasks: TasksSubject) -> None:
+        """Say how many tasks each role has, and which gain so many held-out tasks can show."""
+        if only or say is None or tasks.failed or (tasks.given, tasks.settings) in sized:
+            return
+        sized.append((tasks.given, tasks.settings))
+        try:
+            sizes = [len(tasks.part(role)[1]) for role in ROLES]
+        except Exception:  # a split that the agent's trial does not need: the task set's own checks say it
+            return
+        worse = " (if no task becomes worse)" if sizes[-1] >= least_gain() else ""
+        named = "{} training, {} validation and {} held-out tasks".format(*sizes)
+        say(f"{named}. {gain_words(sizes[-1])}{worse}\n")
+
     unresolved = False  # a recipe: what it says of the other components' tasks may be misspelled
     for target in sorted(found, key=lambda target: ORDER.index(target.kind)):
         kind, keys = target.kind, settings.get(target.kind)
         if kind == "tasks":
             task_sets[target.given] = TasksSubject(kind=kind, given=target.given, settings=keys, shared=shared)
             failed(kind, task_sets[target.given])
+            tell_sizes(task_sets[target.given])
             continue
         if kind not in TRIED:
             unresolved |= "recipe.resolves" in failed(kind, target.given, settings=keys)
@@ -150,6 +168,8 @@ def validated(
             options["tasks"] = task_sets[tasks]
         elif tasks and tasks not in task_sets:
             _load_tasks(target, tasks, tasks_keys)
+            with closing(TasksSubject(kind="tasks", given=tasks, settings=tasks_keys)) as loaded:
+                tell_sizes(loaded)
         if kind == "reward":
             answers = right.get(repr((target.given, parts["tasks"])), {})
             options["gold"] = (lambda task, answers=answers: answers[task.id]) if answers and gold is None else gold
@@ -160,7 +180,11 @@ def validated(
         unplayed = failed(
             kind, target.given, settings=keys, **options, **({} if script is None else {"script": script})
         )
-        if not parts["reward"][0] or chosen(TRIAL) == [] or unplayed & UNPLAYABLE:
+        if not parts["reward"][0] or chosen(TRIAL) == []:
+            continue
+        if unplayed & UNPLAYABLE:
+            if say:
+                say(f"{TRIAL} {target.given}: skipped, {' and '.join(sorted(unplayed & UNPLAYABLE))} failed\n")
             continue
         (reward, reward_keys), (adapter, adapter_keys) = parts["reward"], parts["adapter"]
         options |= {"limit": limit, "script": script, "endpoint": endpoint, "step": _step(_recipe(target, found))}

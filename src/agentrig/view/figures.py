@@ -72,6 +72,17 @@ def sampling(config: Mapping[str, Any], key: str) -> str:
     return "" if temperature is None else f"temperature {temperature:g}" if temperature else "greedy"
 
 
+def labels(manifest: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many of a run's training tasks its model has learned the answers of, and how many tasks there are."""
+    known, tasks = (number(dig(manifest, "data", "train", key)) for key in ("labels", "tasks"))
+    return int(known or 0), int(tasks or 0)
+
+
+def labels_words(known: int, tasks: int) -> str:
+    """Return what such tasks mean for the training accuracy."""
+    return f"{known} of the {amount(tasks, 'training task')} are the model's labels: their accuracy is higher"
+
+
 def window(run: RunData, steps: int) -> int:
     """Return of how many steps a point of a training curve is the mean, for a curve of so many steps."""
     return SMOOTHING if run.binned else max(2, few(steps))

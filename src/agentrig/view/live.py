@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 RARELY_S = 30.0
 """Seconds between two lines of a long measurement, where there is no panel."""
 
+SMALL = 0.02
+"""Smaller parts of a step's time are not shown."""
+
 SILENT_S = 10.0
 """Seconds between two lines that say what is done before a run has a directory, and at its end: without a terminal."""
 
@@ -153,8 +156,10 @@ class LiveDisplay:
             self._audited = event.first_step + FIRST - 1 if dig(event.config, "run", "audit") else 0
             self._start = time.monotonic()
         with suppress(RunFileError):
-            data = dig(read_object(event.directory / "manifest.json"), "data")
+            manifest = read_object(event.directory / "manifest.json")
+            data, (known, tasks) = dig(manifest, "data"), figures.labels(manifest)
             self._of = {mode: int(number(dig(data, mode, "tasks")) or 0) for mode in ("report", "validation")}
+            self._apart = f"; {figures.labels_words(known, tasks)}" if known else self._apart
         if event.first_step > 1:
             run = read_run(event.directory)
             rewards = [number(m.get("reward")) for m in run.steps if m["step"] < event.first_step]
@@ -347,9 +352,10 @@ class LiveDisplay:
         loss = dig(m, "algorithm", "loss") if self._demonstrated else None
         speed = [f"{rollouts:.1f} rollouts/s"] if rollouts is not None else []
         speed += [f"{tokens:,.0f} tokens/s"] if tokens else []
-        parts = [(part, 100 * seconds / wall) for part, seconds in (m.get("time_s") or {}).items() if wall]
-        shares = [f"{figures.PART_NAMES.get(part, part)} {share:.0f}%" for part, share in parts if share >= 0.5]
-        if max(parts, key=lambda each: each[1], default=("", 0.0))[0] == "audit":
+        parts = {part: seconds / wall for part, seconds in (m.get("time_s") or {}).items() if wall}
+        large = sorted((part for part, share in parts.items() if share >= SMALL), key=lambda part: -parts[part])
+        shares = [f"{figures.PART_NAMES.get(part, part)} {parts[part]:.0%}" for part in large]
+        if large[:1] == ["audit"]:
             shares.append("run.audit=false leaves auditing out")
         rows = [
             ("reward", reward),

@@ -248,9 +248,14 @@ def plots_of(
     sampled = [run for run in runs if not figures.demonstrated(run)]
     pairs = {tuple(figures.sampling(run.config, key) for key in ("temperature", "val_temperature")) for run in sampled}
     training, held_out = pairs.pop() if len(pairs) == 1 else ("", "")
+    differ, known = "", {counts for run in sampled if (counts := figures.labels(run.manifest))[0]}
+    if known:
+        one = len(known) == 1
+        some = "Some training tasks are the models' labels: their accuracy is higher"
+        differ = f" {figures.labels_words(*known.pop()) if one else some}."
     if training and held_out and training != held_out:
-        differ = f" Training: {training}; validation and held out: {held_out}. So their levels differ."
-        accuracy, reward = accuracy + differ, reward + differ
+        differ = f" Training: {training}; validation and held out: {held_out}.{differ or ' So their levels differ.'}"
+    accuracy, reward = accuracy + differ, reward + differ
     paths = {name: path for run in runs for name, path in figures.metrics(run).items()}
     found = [
         *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),

@@ -46,7 +46,7 @@ def dev(
 ) -> None:
     """Run an agent on a few tasks and show every span; nothing is learned.
 
-    Exit status 1 when a rollout failed.
+    Exit status 1 when a rollout failed, or none had an answer.
 
     \b
     agentrig dev mini
@@ -54,7 +54,14 @@ def dev(
     """
     from agentrig.run.evaluate import eval_tasks, evaluate
     from agentrig.run.forecast import sampling_of
-    from agentrig.run.guards import refused_sampling, unanswered, unseen_calls, untrained_calls, with_token_ids
+    from agentrig.run.guards import (
+        none_answered,
+        refused_sampling,
+        unanswered,
+        unseen_calls,
+        untrained_calls,
+        with_token_ids,
+    )
     from agentrig.run.rows import row_of
     from agentrig.run.splits import split_of
     from agentrig.text import message_lines
@@ -117,7 +124,7 @@ def dev(
         fine = not failed and not warning and any(r.correct for r in found.rollouts)
         trainable = fine and server is None and checkpoint is None
         click.echo(", ".join(ends) + (f"; next: {again}" if trainable else ""))
-    if failed:
+    if failed or none_answered(found.rollouts):
         raise SystemExit(1)
 
 

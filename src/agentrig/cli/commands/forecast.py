@@ -11,7 +11,7 @@ import click
 from agentrig.cli.options import configured, json_option, make_plan, print_json
 from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.figures import amount, counted, duration, percent
+from agentrig.figures import amount, counted, duration, gain_words, percent, share_in_points
 from agentrig.text import printable
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     n, groups, each, step, gain = (found[k] for k in ("rollouts_per_task", "groups", "per_rollout", "step", "gain"))
     sampled = f"temperature {found['sampling']['temperature']:g}"
     so_far = "" if found["complete"] else "so far: "
-    yield f"{so_far}{amount(found['tasks'], 'task')} of split {found['split']}, {amount(n, 'rollout')} each, {sampled}"
+    yield f"{so_far}{_played(found)}, {amount(n, 'rollout')} each, {sampled}"
     shown = [k for k in range(1, n + 1) if k == n or k & (k - 1) == 0]  # the powers of 2
     yield "  ".join(f"pass@{k} {percent(found['pass_at_k'][str(k)])}%" for k in shown)
     low, high = groups["ci95"]
@@ -121,15 +121,31 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield step["memory"]
     if found["run"]["seconds"] is not None:
         without = "" if step["update_s"] is not None else ", without updates"
-        least, most = found["run"]["least_seconds"], found["run"]["seconds"]
+        least, most, parts = (found["run"][key] for key in ("least_seconds", "seconds", "parts"))
         took = f"{amount(found['run']['steps'], 'step')}, {_between(least, most)}"
         yield f"a run: {took}{without}{_cost(found, 'run')}"
-        if least < most:
+        audits = f", audits of the first steps {duration(parts['audits_s'])}" if parts["audits_s"] else ""
+        measured = f"{amount(parts['measured'], 'measured answer')} {duration(parts['measured_s'])}"
+        yield (
+            f"  {'at most' if least < most else 'in it'}: start {duration(parts['start_s'])}, "
+            f"steps {duration(parts['steps_s'])}, {measured}{audits}; saving and the report come on top"
+        )
+        if step["least_rollout_s"] < step["rollout_s"]:
             yield "  few rollouts say it no better: the server was new, and threads were idle (more tasks: --limit)"
     if "cost" in found["run"] and (lacking := found["run"]["cost"]["no_price"]):
         yield f"  no price for: {'; '.join(lacking)}"
     yield from _gain(found, gain)
     yield f"verdict: {found['verdict']['kind']}. {found['verdict']['message']}"
+
+
+def _played(found: dict[str, Any]) -> str:
+    """Return which tasks were rolled out, in words: tasks without a label tell what the model can do by itself."""
+    played, labels, of = amount(found["tasks"], "task"), found["labels"], found["split_tasks"]
+    if not labels:
+        return f"{played} of split {found['split']}"
+    if labels == of:
+        return f"{played} of split {found['split']}, which are all labels of the model: it may know them by heart"
+    return f"{played} without a label, of split {found['split']} ({labels} of its {of} tasks are the model's labels)"
 
 
 def _between(least_s: float, most_s: float) -> str:
@@ -185,9 +201,8 @@ def _gain(found: dict[str, Any], gain: dict[str, Any]) -> Iterator[str]:
     wrong = n if gain["start"] is None else n - round(gain["start"] * n)
     worse = ""
     if gain["worse"] and more + gain["worse"] <= wrong:
-        does = "does" if gain["worse"] == 1 else "do"
-        worse = f" if none becomes worse, or {percent(more / n)} if {gain['worse']} {does}"
-    yield f"a gain is significant from {percent(least / n)} points on the {n} held-out tasks on{worse} {test}"
+        worse = f", or from {share_in_points(more, n)} if {amount(gain['worse'], 'task')} may become worse"
+    yield f"{gain_words(n)} (if no task becomes worse{worse}; exact sign test, p < 0.05)"
     if gain["start"] is not None:
         yield f"  {percent(gain['start'])}% of them are right before training, measured as a run does it"
     elif once is not None:
