@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentrig.demonstrations import Reply, Turn, read_demonstrations, write_demonstrations
+from agentrig.demonstrations import Reply, Turn, built, read_demonstrations, write_demonstrations
 from agentrig.errors import AgentrigError, ConfigError
 
 ASKED: Any = {"role": "user", "content": "2 + 2?"}
@@ -150,3 +150,13 @@ def test_a_file_without_demonstrations_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b'{"messages": "\xe9"}\n')
     with pytest.raises(AgentrigError, match="line 1, character 15: the byte 0xe9 is not UTF-8"):
         read_demonstrations(tmp_path / "latin.jsonl")
+
+
+@pytest.mark.parametrize("build", [lambda task, call: None, lambda config: None], ids=["the demonstrator", "nothing"])
+def test_a_demonstrator_that_is_not_built_is_named_with_the_cure(build: Any) -> None:
+    def right(task: Any, call: Any) -> str:
+        return "4"
+
+    assert built("sums", lambda config: right, {}) is right
+    with pytest.raises(ConfigError, match=r"agent sums: .*write demonstrate=lambda config: demonstrate"):
+        built("sums", build, {})

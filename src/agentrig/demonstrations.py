@@ -13,6 +13,7 @@ The last message is the reply that is learned. `Turn` has the further keys, whic
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -232,6 +233,27 @@ def gold_of(task: Task, key: str = "") -> str:
         )
     value = task.private[found]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def built(agent: str, build: Callable[[Any], Demonstrate], config: Any) -> Demonstrate:
+    """Return the demonstrator that an agent's `AgentSpec.demonstrate` builds.
+
+    Raises:
+        ConfigError: It is no function of the agent's settings, or returns no function.
+    """
+    takes = True
+    with suppress(ValueError):  # a callable without a signature
+        try:
+            inspect.signature(build).bind(config)
+        except TypeError:
+            takes = False
+    found = build(config) if takes else None
+    if not callable(found):
+        raise ConfigError(
+            f"agent {agent}: `demonstrate` of its AgentSpec must be a function of the agent's settings that returns a "
+            "function of a task and a call. If yours is that function, write demonstrate=lambda config: demonstrate"
+        )
+    return found
 
 
 def gold_reply(key: str = "") -> Demonstrate:

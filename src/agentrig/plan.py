@@ -241,11 +241,11 @@ class Plan:
         Raises:
             ConfigError: Nobody says it, and one of the tasks has no gold.
         """
-        from agentrig.demonstrations import gold_of, gold_reply
+        from agentrig.demonstrations import built, gold_of, gold_reply
 
         spec: Any = self.components["agent"].spec
         if not gold and spec.demonstrate is not None:
-            return spec.demonstrate(self.configs["agent"]), f"agent {spec.name}"
+            return built(spec.name, spec.demonstrate, self.configs["agent"]), f"agent {spec.name}"
         if not gold and (own := getattr(self.tasks(), "demonstrate", None)) is not None:
             return own, self.whose_tasks
         for task in tasks:

@@ -13,7 +13,7 @@ import attrs
 import cloudpickle
 
 from agentrig.agents import Agent, Outcome
-from agentrig.demonstrations import Demonstrate
+from agentrig.demonstrations import Demonstrate, built
 from agentrig.endpoints import LIMIT, GatewayAddress
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.gateway.process import Gateway
@@ -234,8 +234,7 @@ class AgentSubject(TriedSubject):
     def demonstrator(self) -> Demonstrate | None:
         """Who says what a right reply to a call is: the agent's spec, or else the task set; None if neither does."""
         if self.spec is not None and self.spec.demonstrate is not None:
-            found: Demonstrate = self.spec.demonstrate(self.config)
-            return found
+            return built(self.spec.name, self.spec.demonstrate, self.config)
         return getattr(self.task_set.made, "demonstrate", None) if self.task_set else None
 
     @cached_property

@@ -78,6 +78,7 @@ def _serving(target: Path) -> str:
     model = shlex.quote(str(target))
     return (
         f"next: serve it to agents at http://127.0.0.1:8000/v1, as the model {target}: vllm serve {model}\n"
+        "      for agents with tools add --enable-auto-tool-choice --tool-call-parser hermes (Qwen's; others differ)\n"
         f"      without a GPU: pip install 'transformers[serving]', then transformers serve {model} --port 8000"
     )
 
