@@ -18,6 +18,10 @@ from agentrig.view.related import NAMES, alike, named, seed_of, settings_numbers
 SIDES = ("runs", "against")
 """The two sides of a test of one line against another."""
 
+ENOUGH = 3
+"""Seeds a side: without any difference the ranges of two against two are apart in a third of the comparisons, of three
+against three in a tenth."""
+
 
 def accuracy_of(run: RunData) -> dict[str, Any]:
     """Return a run's held-out accuracy; of one that is resumed, without that of its earlier end."""
@@ -121,8 +125,12 @@ def verdict(found: Mapping[str, Any]) -> str:
     elif len(single) == len(SIDES):
         limit = "one seed each"
     elif found["overlap"] is not None:
+        few = min(seeds.values())
         limit = f"ranges {'overlap' if found['overlap'] else 'do not overlap'}"
-        end = end if found["overlap"] else "unlikely to be chance"
+        if not found["overlap"] and few < ENOUGH:
+            limit, end = f"{limit}, of {few} seeds", "too few to say that others would not reverse it"
+        elif not found["overlap"]:
+            end = "unlikely to be chance"
     end = "may be chance" if found["p"] > SIGNIFICANT else end
     return f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}."
 
