@@ -361,8 +361,8 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
         ([(10, 24), (22, 36)], "new is 30.0 points above old; p < 0.001, ranges overlap: other seeds may reverse it."),
         (
             [(30, 32), (8, 12)],
-            "new is 52.5 points below old; p < 0.001, ranges do not overlap, of 2 seeds: too few to say that others would "
-            "not reverse it.",
+            "new is 52.5 points below old; p < 0.001, ranges do not overlap, of 2 seeds: too few to say that others "
+            "would not reverse it.",
         ),
         (
             [(30, 31, 32), (8, 10, 12)],
