@@ -13,7 +13,7 @@ from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Measured, changed, measured_of
 from agentrig.view.reading import RunData, dig
-from agentrig.view.related import NAMES, alike, named, seed_of, settings_numbers, stem
+from agentrig.view.related import NAMES, named, seed_of, settings_numbers, stem, without_seed
 
 SIDES = ("runs", "against")
 """The two sides of a test of one line against another."""
@@ -81,7 +81,7 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
                 "n": len(tallies),
                 "difference": of["accuracy"]["runs"] - of["accuracy"]["against"],
                 "overlap": None if 1 in of["seeds"].values() else low <= greatest and least <= high,
-                "same_settings": alike(pool[0], known) == alike(first[0], known),
+                "same_settings": without_seed(pool[0], known) == without_seed(first[0], known),
             }
         )  # fmt: skip
     return found

@@ -49,7 +49,7 @@ from agentrig.view.between import (
 from agentrig.view.causes.evidence import changed, measured_of
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
-from agentrig.view.related import alike, ancestors_of, named, seed_of, start_of
+from agentrig.view.related import ancestors_of, named, seed_of, start_of, without_seed
 
 OWN = ""
 """The run's own model, among the models that answered its calls: the name that `agentrig.traces.usage` gives it."""
@@ -277,7 +277,7 @@ def compared(
     pools: dict[str, list[int]] = {}
     for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
         alone = each or row["status"] != "finished"
-        pools.setdefault(str(run.directory) if alone else alike(run, known), []).append(i)
+        pools.setdefault(str(run.directory) if alone else without_seed(run, known), []).append(i)
     begun = figures.held_out(reference)["accuracy"]
     n = int(number(dig(reference.progress, "before", "n")) or begun["n"])
     start = {"run": reference.name, "accuracy": begun["before"], "n": n, "start": start_of(reference).name}

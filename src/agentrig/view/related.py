@@ -78,7 +78,7 @@ def earlier_of(start: Start, known: dict[Path, RunData]) -> RunData | None:
     return known.get(start.run)
 
 
-def alike(run: RunData, known: dict[Path, RunData]) -> str:
+def without_seed(run: RunData, known: dict[Path, RunData]) -> str:
     """Return a text that is the same for runs that differ only in their seed, and whose starts do, too."""
     if not run.config:
         return str(run.directory)
@@ -91,7 +91,7 @@ def alike(run: RunData, known: dict[Path, RunData]) -> str:
     earlier = earlier_of(start, known)
     if earlier is not None:
         step = start.id.rpartition("@")[2]
-        kept["algorithm.model"] = [alike(earlier, known), step]
+        kept["algorithm.model"] = [without_seed(earlier, known), step]
     data = {role: dig(run.manifest, "data", role, "fingerprint") for role in ("train", "report")}
     return json.dumps([kept, data], sort_keys=True, default=str)
 
@@ -104,7 +104,7 @@ def seed_of(run: RunData) -> Any:
 def settings_numbers(runs: Sequence[RunData]) -> list[int]:
     """Return of each run the number of its settings, from 0: runs that differ only in their seed have the same."""
     known = {run.directory.resolve(): run for run in runs}
-    texts = [alike(run, known) for run in runs]
+    texts = [without_seed(run, known) for run in runs]
     order = list(dict.fromkeys(texts))
     return [order.index(text) for text in texts]
 
