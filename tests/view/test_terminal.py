@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,17 @@ def test_the_end_of_a_run_and_why_name_compare_if_its_folder_has_a_run_on_the_sa
     assert f"compare  {command}" in ending(run).splitlines()
     said = f"One run's gain does not say which of two settings is better: {command}"
     assert said in words(diagnose(run)).splitlines()
+    for name, settings in (("far", {"lr": 1.0, "kl_loss_coef": 1.0}), ("near", {"lr": 1.0}), ("newest", {})):
+        path = write_run(tmp_path / name, steps=3, held_out=60)
+        manifest = json.loads((path / "manifest.json").read_text())
+        told = {"run": {"seed": 7}, "algorithm": settings}
+        (path / "manifest.json").write_text(json.dumps(manifest | {"config": told}))
+    manifest = json.loads((run / "manifest.json").read_text()) | {"config": {"run": {"seed": 0}, "algorithm": {}}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(other)
+    assert f"compare  agentrig compare {tmp_path / 'near'} {run}" in ending(run).splitlines(), (
+        "the nearest, not the newest"
+    )
     worse = write_run(tmp_path / "worse", steps=3, held_out=60, lift=-0.2)
     assert "agentrig compare" not in words(diagnose(worse))
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import attrs
 from agentrig.errors import AgentrigError
 from agentrig.figures import NOTHING
 from agentrig.run.damage import read_object
+from agentrig.text import flat
+from agentrig.traces import mapping
 from agentrig.view import figures
 from agentrig.view.reading import RunData, dig, read_run
 
@@ -125,14 +127,29 @@ def compare_command(other: Path, run: Path) -> str:
 
 
 def to_compare(run: RunData) -> Path | None:
-    """Return the newest finished run in the folder of this one with the same held-out tasks; None if there is none."""
-    tasks = dig(run.manifest, "data", "report", "fingerprint")
+    """Return the finished run in the folder of this one that tells most about its settings; None if there is none.
+
+    It has the same held-out tasks and, if one has, the same start. Of these it is the one with the fewest other
+    settings, and the newest of several. A run that differs in the seed only comes last.
+    """
+    tasks, own = dig(run.manifest, "data", "report", "fingerprint"), _told_settings(run.manifest)
     if tasks is None:
         return None
-    ended = [path.parent for path in run.directory.parent.glob("*/summary.json")]
-    others = [path for path in ended if path.resolve() != run.directory.resolve()]
-    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+    found: list[tuple[tuple[bool, bool, int, float], Path]] = []
+    for summary in run.directory.parent.glob("*/summary.json"):
+        path = summary.parent
         with contextlib.suppress(OSError, ValueError):
-            if dig(read_object(path / "manifest.json"), "data", "report", "fingerprint") == tasks:
-                return path
-    return None
+            manifest = read_object(path / "manifest.json")
+            if path.resolve() == run.directory.resolve() or dig(manifest, "data", "report", "fingerprint") != tasks:
+                continue
+            others = _told_settings(manifest)
+            apart = {key for key in own.keys() | others.keys() if own.get(key) != others.get(key)}
+            order = (not apart, "algorithm.model" in apart, len(apart), -path.stat().st_mtime)
+            found.append((order, path))
+    return min(found)[1] if found else None
+
+
+def _told_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a manifest has, by dotted key, without what names a run, and its seed."""
+    kept = flat(mapping(manifest.get("config")))
+    return {key: value for key, value in kept if key not in ("run.name", "run.seed", "run.directory")}
