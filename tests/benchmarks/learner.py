@@ -3,11 +3,14 @@
 ```
 python tests/benchmarks/learner.py --shape qwen2.5-1.5b --groups 32 --size 4 --prompt 816 --answer 128
 python tests/benchmarks/learner.py --shape llama-30m --groups 2 --size 8 --prompt 3000 --answer 100 --turns 1
+python tests/benchmarks/learner.py --shape qwen2.5-1.5b --groups 16 --size 8 --prompt 4000 --answer 200 \
+    --grid 8192:0,16384:10,24576:18
 ```
 
 Random weights, random tokens, answers of equal length; with `--turns` more than one each rollout is a conversation
 whose next prompt is the one before with its answer and twenty new tokens. With `--unequal` groups have 1 to twice
-`--size` rollouts, and prompts and answers between half and one and a half of their lengths. Prints JSON: seconds of
+`--size` rollouts, and prompts and answers between half and one and a half of their lengths. With `--grid` only pairs of
+a pass's tokens and a number of layers computed twice are timed, in turns. Prints JSON: seconds of
 each update, tokens computed, predicted and traced (predicted: each group's prompt and each rollout's history once, by
 arithmetic; a prompt comes again in each further pass that its group needs), peak memory, the estimate of it that a run
 makes before its first step, MFU with every call counted in full (forward and twice that backward, of the bf16 peak
@@ -157,6 +160,27 @@ def flops(model: Any, samples: list[TrainSample]) -> float:
     return 3 * total
 
 
+def grid(learner: Learner, samples: list[TrainSample], pairs: str, updates: int) -> dict[str, dict[str, Any]]:
+    """Return the seconds of updates, and on a GPU the peak, for each pair of pass and layers; they take turns."""
+    found: dict[str, dict[str, Any]] = {pair: {"seconds": [], "peak_gib": 0.0} for pair in pairs.split(",")}
+    for turn in range(updates):
+        for place, (pair, figures) in enumerate(found.items()):
+            learner.fit(*map(int, pair.split(":")))
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            start = time.perf_counter()
+            learner.update(samples, step=1 + turn * len(found) + place)
+            figures["seconds"].append(round(time.perf_counter() - start, 3))
+            if f"{learner.tokens}:{learner.recomputed}" != pair:
+                raise SystemExit(f"{pair} does not fit: {learner.tokens}:{learner.recomputed} ran")
+            if torch.cuda.is_available():
+                figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    for figures in found.values():
+        figures["median"] = statistics.median(figures["seconds"][1:] or figures["seconds"])
+    return found
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -169,6 +193,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--peak", type=float, default=790e12, help="the device's bf16 FLOP/s, for the MFU")
     parser.add_argument("--ways", default="shared,plain")
+    parser.add_argument("--grid", default="", help="TOKENS:LAYERS,…, timed in turns")
     options = parser.parse_args()
     device = torch.device(options.device)
     bf16 = device.type == "cuda"
@@ -185,6 +210,9 @@ def main() -> None:
             gradient_checkpointing=options.checkpointing,
         )
         learner = Learner(model, config, dtype="bfloat16" if bf16 else "float32", seed=0)
+        if options.grid:
+            out["grid"] = grid(learner, samples, options.grid, options.updates)
+            break
         if way == "plain":
             learner.share = False
         else:

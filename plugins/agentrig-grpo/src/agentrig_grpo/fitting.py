@@ -3,7 +3,7 @@
 It is arithmetic on sizes. `Fitting.choices` lists what may be chosen, the cheapest first, and the first that fits is
 taken:
 
-    the largest pass that holds a whole group → layers that compute their activations twice, as few as possible
+    the fastest of passes that hold whole groups, and of layers that compute their activations twice (`Fitting.cost`)
     → a smaller key-value cache → a server that sleeps during updates → the optimizer's moments in host memory
     → passes that cut groups apart → a message that says what would fit
 
@@ -47,6 +47,16 @@ PROMPT = 4096
 
 BUFFER = 1 << 29
 """Bytes of the device that an update needs for moments that are in host memory."""
+
+PASS_COST = 2048
+"""What a pass takes beside its tokens, as a number of tokens."""
+
+TWICE_COST = 0.23
+"""What computing the activations of all layers twice takes, as a share of an update.
+
+Both by `tests/benchmarks/learner.py --grid` for 1.5B on an H200: 16 passes of one group each take 1.24 times the time
+of two passes of eight, and 18 of 28 layers computed twice 1.15 times that of none.
+"""
 
 SCORED = 260
 """Tokens that a proof of delivery scores at most."""
@@ -265,16 +275,20 @@ class Fitting:
         """Yield what may be chosen, the cheapest first."""
         passes = passes_of(self.config, self.device, self.group)
         whole = [tokens for tokens in passes if tokens >= min(self.group, passes[0])]
-        none, *more = self._twice()
-        ways = [  # ever smaller passes, and then ever more layers with the smallest
-            Choice(tokens=tokens, recomputed=twice, **beside)
-            for beside in self._beside()
-            for tokens, twice in (*((n, none) for n in whole), *((whole[-1], n) for n in more))
+        pairs = sorted(product(whole, self._twice()), key=lambda pair: self.cost(*pair))
+        ways = [
+            Choice(tokens=tokens, recomputed=twice, **beside) for beside in self._beside() for tokens, twice in pairs
         ]
         yield from sorted(ways, key=self._lent_when) if any(way.lent for way in ways) else ways
         for tokens in passes[len(whole) :]:
             for beside, twice in product(self._beside(), self._twice()):
                 yield Choice(tokens=tokens, recomputed=twice, **beside)
+
+    def cost(self, tokens: int, recomputed: int) -> float:
+        """Return how long an update of whole groups takes, as a number of tokens that are computed once."""
+        groups = -(-self.config.tasks_per_step // self.config.mini_batches)
+        passes = -(-groups // max(1, tokens // self.group))
+        return groups * self.group * (1 + TWICE_COST * recomputed / self.layers) + PASS_COST * passes
 
     def _lent_when(self, way: Choice) -> tuple[bool, int]:
         """Return a key that sorts lent weights behind what costs less than they do, and before what costs more."""
@@ -426,11 +440,12 @@ OTHERWISE = "Take a smaller model, or a device with more memory"
 
 
 def passes_of(config: LearnerConfig, device: DeviceMemory, group: int) -> list[int]:
-    """Return the passes that may be chosen, the largest first; a whole group among them."""
+    """Return the passes that may be chosen, the largest first; those that whole groups fill are among them."""
     if config.tokens_per_batch != "auto":
         return [config.tokens_per_batch]
     most = PASSES[0] if device.accelerator else CPU_PASS
-    return sorted({n for n in PASSES if n <= most} | {min(most, -(-group // 64) * 64)}, reverse=True)
+    filled = {min(most, -(-max(1, n // group) * group // 64) * 64) for n in PASSES}
+    return sorted({n for n in PASSES if n <= most} | filled, reverse=True)
 
 
 def lower(tokens: int, recomputed: int, *, latest: int, group: int, most: int) -> tuple[int, int] | None:
