@@ -96,6 +96,11 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ("algorithm.deadline_s=9", 'has no key "deadline_s". It is a key of [runners]: write runners.deadline_s.'),
         ("run.match=x", 'has no key "match". It is a key of [adapter]: write adapter.match.'),
         ("algorithm.threads=2", "It is a key of [runners] and [hardware]: write runners.threads or hardware.threads."),
+        (
+            "run.recipe=mini",
+            'A run file names it above all sections, recipe = "mini", and a command as its first word.',
+        ),
+        ("agent.recipe=mini", 'has no key "recipe". A run file names it above all sections'),
         ("algorithm.lora_alpha=3", 'has no key "lora_alpha". It is a key of grpo'),
         ("algoritm.steps=3", 'there is no section "algoritm". Did you mean "algorithm"?'),
         ("algorithm.keys.a=text", "keys = {'a': 'text'} does not fit toy-number"),

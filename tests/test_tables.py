@@ -44,6 +44,8 @@ def test_columns_are_what_they_are_named(rows: Path) -> None:
     assert first.given(whole=True) == {"question": "What is 2 + 1?", "answer": 3}
     rest = table(TableConfig(file=str(rows), private=["answer"], split="part"))
     assert set(rest.load("train")[0].input) == {"question", "level"}
+    sliced = TableConfig(file=str(rows), private=["answer", "part"], split="part", slices=["level", "answer", "part"])
+    assert set(table(sliced).load("train")[0].input) == {"question", "level"}  # slices change no input
     assert table(TableConfig(file=str(rows), split="part", **{**NAMED, "id": "question"})).load("test")[0].id == (
         "test-What is 2 + 1?"
     )
@@ -112,7 +114,11 @@ def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequenc
         (ROWS.split("\n")[0] + "\n", {}, r"rows\.csv has no rows, only the names of its columns"),
         (ROWS, {"private": ["question", "answer"]}, r"question is in tasks\.input and in tasks\.private: "),
         (ROWS.replace("answer", "answer\xa0"), {}, r"no column answer, .* It has 'answer\\xa0': remove the white"),
-        (ROWS, {"input": [], "private": ["question", "answer", "part"]}, r"line 2: no column is left for the agent"),
+        (
+            ROWS,
+            {"input": [], "private": ["question", "answer", "level", "part"]},
+            r"line 2: no column is left for the agent",
+        ),
     ],
 )
 def test_bad_input_is_named_with_file_line_and_column(rows: Path, text: str, keys: dict[str, Any], said: str) -> None:

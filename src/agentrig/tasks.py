@@ -324,7 +324,7 @@ SPLITS: Mapping[str, str] = {"train": "train", "validation": "validation", "repo
 class Columns:
     """What the columns of a table are for."""
 
-    input: list[str] = setting(list, help="columns that the agent gets; empty: all that are not named otherwise")
+    input: list[str] = setting(list, help="columns that the agent gets; empty: all but those of private, id and split")
     private: list[str] = setting(list, help="columns that only the reward gets, such as the right answer")
     id: str = setting("", help="column of the rows' ids; empty: `id` if there is one, else row numbers")
     split: str = setting("", help="column that says train, validation or test; empty: by files or shares")
@@ -444,12 +444,13 @@ class Table:
                     f"{place}, column {name} is {_emptiness(row[name])}, and the reward needs it. Fill it in, or "
                     "remove the row"
                 )
-        left = [name for name in row if name not in named and name != "id"]
+        hidden = {*columns.private, columns.id, columns.split, "id"}  # not slices: they only measure
+        left = [name for name in row if name not in hidden]
         found = {name: None if row[name] != row[name] else row[name] for name in columns.input or left}
         if not set(found) - set(columns.private):
             raise ConfigError(
                 f"{place}: no column is left for the agent: it would get nothing of a row. Its columns are "
-                f"{', '.join(map(str, row))}, and each has another use (tasks.private, slices, id, split); name one in "
+                f"{', '.join(map(str, row))}, and each has another use (tasks.private, id, split); name one in "
                 "tasks.input, or take one out of tasks.private"
             )
         given = columns.id or ("id" if "id" in row else "")

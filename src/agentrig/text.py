@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +424,27 @@ def with_kind(value: Any) -> str:
 def differs_in_kind_only(one: Any, other: Any) -> bool:
     """Whether a text and a value that is no text look alike when printed: '27.79' and 27.79."""
     return isinstance(one, str) != isinstance(other, str) and str(one) == str(other)
+
+
+def differs_in_form_only(answer: Any, gold: Any) -> bool:
+    """Whether an answer is a right one but for its form: text or number, JSON around it, quotes, case, a final period.
+
+    Of a JSON object, only one field counts, or the field `answer`.
+    """
+    read = answer
+    if isinstance(answer, str):
+        with suppress(ValueError, RecursionError):
+            read = json.loads(answer)
+    found = [read]
+    if isinstance(read, Mapping):
+        found.append(next(iter(read.values())) if len(read) == 1 else read.get("answer"))
+    bare = _bare(gold)
+    return answer != gold and bare != "" and any(_bare(each) == bare for each in found if each is not None)
+
+
+def _bare(value: Any) -> str:
+    text = value if isinstance(value, str) else json_text(value)
+    return text.strip(" \t\r\n\"'`.").casefold()
 
 
 def words_of(error: BaseException) -> str:

@@ -29,6 +29,7 @@ from agentrig.run.guards import (
     warn_of_loss,
     warn_of_overpaid,
     warn_of_sampling,
+    wrong_in_form,
 )
 from agentrig.run.metrics import count_failures, count_nodes, reason_of, warn_of_new_failures
 from agentrig.traces import ABORTED, ASKED, LLM_CALL, SERVER, Trace
@@ -281,6 +282,32 @@ def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCapt
         "the agent sends values of its own (docs/how-to/existing-agent.md)"
     ]
     assert not warn_of_sampling([asked({"temperature": 1, "top_p": 0.9}, trained=0)], run, mode="validation")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "told"),
+    [
+        ({"answer": "42"}, "42", True),
+        ('{"answer": 42, "why": "so"}', "42", True),
+        ({"total": "42"}, 42, True),
+        ("'Paris.'", "paris", True),
+        ("42", 42, True),
+        ('{"a": 1}', {"a": 1}, True),
+        ({"why": "42", "answer": "43"}, "42", False),
+        ("42", "42", False),
+        ("4.2", "42", False),
+        (None, "42", False),
+        (".", "", False),
+    ],
+)
+def test_an_answer_that_is_right_but_for_its_form_is_told(answer: Any, gold: Any, told: bool) -> None:
+    task = Task(id="t", input={"question": "?"}, private={"gold": gold})
+    given = [attrs.evolve(rollout(0.0, answer=each), task=task) for each in ("no", answer)]
+    assert ("differs from the right one only in form" in wrong_in_form(given)) == told
+    with pytest.raises(RunStopped) as stopped:
+        check_rewards(given, step=1)
+    assert ("Let the agent return the answer in the form" in str(stopped.value)) == told
+    assert not wrong_in_form([*given, rollout(1.0, score=Score.ok(1.0, correct=True))])
 
 
 def test_a_call_with_several_choices() -> None:

@@ -211,6 +211,33 @@ def test_what_nonsense_earns_is_told_where_it_is_much(tmp_path: Path, least: str
     assert (f"nonsense gets a mean reward of {least}, right answers 1" in result.stdout) == said, result.stdout
 
 
+SAID = 'reply.json()["choices"][0]["message"]["content"]'
+TOOLS = "'tools': [{'type': 'function', 'function': {'name': 'add', 'parameters': {'type': 'object'}}}]"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "only", "said"),
+    [
+        (f'{SAID} or ""', f'{{"answer": {SAID}}}', "play.readable",
+         ("differs from the right one only in form", "what to do: Let the agent return")),
+        ('{"model": endpoint.model, ', f'{{"model": endpoint.model, {TOOLS}, ', "play.readable",
+         ("passed play.readable", "calls offer tools (add), and no demonstration calls one", "demonstrate(task, ")),
+        ("build=lambda config: add", "build=lambda config: None", "agent.starts",
+         ("Is a `return` missing?", "what to do: Mend what the message names. If `build` works for you: a runner")),
+    ],
+    ids=["JSON around the answer", "tools without a demonstrator", "build returns nothing"],
+)  # fmt: skip
+def test_what_newcomers_met_is_said_with_its_cure(
+    tmp_path: Path, right: str, wrong: str, only: str, said: Sequence[str]
+) -> None:
+    text = Path(FILE).read_text("utf-8")
+    assert right in text
+    file = tmp_path / "my_domain.py"
+    file.write_text(text.replace(right, wrong))
+    shown = " ".join(validate(str(file), "--only", only, "--limit", "2").stdout.split())
+    assert [part for part in said if part not in shown] == [], shown
+
+
 @pytest.mark.parametrize("call", [pytest.param("add", marks=pytest.mark.slow), "ad"])
 def test_a_demonstrator_whose_replies_solve_no_task_is_red(tmp_path: Path, call: str) -> None:
     """With a tool that does not exist, half of the reward was enough for `all passed`."""

@@ -240,6 +240,8 @@ def _check_loss(algorithm: str, keys: Mapping[str, Any], credit: Mapping[str, An
 
 def elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Registry, own: Mapping[str, type]) -> str:
     """Return ` It is a key of [SECTION]: write SECTION.key.`, for each section of this plan that has it, or ''."""
+    if key == "recipe":
+        return ' A run file names it above all sections, recipe = "mini", and a command as its first word.'
     classes = {section: [cls] for section, cls in own.items()}
     for kind in RUN_KINDS:
         use = plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind

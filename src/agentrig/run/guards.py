@@ -13,6 +13,7 @@ import attrs
 
 from agentrig.adapters import Adapter
 from agentrig.correctness import as_much
+from agentrig.demonstrations import gold_key
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.figures import SIGNIFICANT, number, sign_test
@@ -20,7 +21,7 @@ from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.servers import Server
-from agentrig.text import amount, cut, flat, json_text
+from agentrig.text import amount, cut, differs_in_form_only, flat, json_text, with_kind
 from agentrig.traces import ABORTED, ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
@@ -153,6 +154,29 @@ def unanswered(rollouts: Sequence[Rollout]) -> str:
         f"the agent returned None in {len(silent)} of {amount(len(ended), 'rollout')}: the reward has no answer to "
         "judge. Does the agent `return` its answer?"
     )
+
+
+FORM_ONLY = (
+    "the answer differs from the right one only in form (text or number, JSON around it, quotes, case, spaces, a final "
+    "period)"
+)
+
+ONE_FORM = "Let the agent return the answer in the form of the right one, or let the reward ignore what differs."
+"""What to do about `FORM_ONLY`."""
+
+
+def wrong_in_form(rollouts: Sequence[Rollout]) -> str:
+    """Say that an answer which is not correct differs from the task's gold in form only; '' if none does, or one is."""
+    if any(r.correct for r in rollouts):
+        return ""
+    for r in (r for r in rollouts if r.value is not None):
+        key, answer = gold_key(r.task.private), r.outcome.answer
+        if key is not None and differs_in_form_only(answer, gold := r.task.private[key]):
+            return (
+                f"the reward does not count the answer to task {r.task.id} as correct. It is {with_kind(answer)}, and "
+                f"private.{key} is {with_kind(gold)}: {FORM_ONLY}.\n  {ONE_FORM}"
+            )
+    return ""
 
 
 def none_answered(rollouts: Sequence[Rollout]) -> bool:
@@ -452,6 +476,8 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         for r in samples
         if r.outcome.own_reward is None  # such an agent has no answer to show
     ]
+    if said := wrong_in_form(scored):
+        lines.append(f"  {said}")
     raise RunStopped("\n".join(lines), cause=NO_SIGNAL)
 
 

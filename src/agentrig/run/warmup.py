@@ -29,6 +29,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.directory import RunDirectory
 from agentrig.run.evaluate import Evaluation, evaluate
+from agentrig.run.guards import wrong_in_form
 from agentrig.run.metrics import line_of, reason_of
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train
@@ -138,8 +139,11 @@ def unused_tools(turns: Sequence[Turn]) -> str:
     """Return that calls offer tools and no demonstration calls one, and what to do; '' if it is not so."""
     offered = list(dict.fromkeys(tool["function"]["name"] for turn in turns for tool in turn.tools))
     called = any(turn.reply.tool_calls or any(m.get("tool_calls") for m in turn.messages) for turn in turns)
-    if called or not offered:
-        return ""
+    return "" if called or not offered else no_call_shown(offered)
+
+
+def no_call_shown(offered: Sequence[str]) -> str:
+    """Return what it means that no demonstration calls the tools of these names, and what to do."""
     return (
         f"the agent's calls offer tools ({', '.join(offered[:3])}{' …' if len(offered) > 3 else ''}), and no "
         "demonstration calls one: the model would learn to guess the answer, and never to call a tool. Let the agent "
@@ -236,10 +240,11 @@ def demonstrate(
     if len(wrong) > REJECTED * len(pairs):
         reward = plan.components["reward"].spec.name
         examples = "\n".join(f"  {line}" for line in wrong[:3])
+        ask = "Does the agent change what the model answers, or does the reward want another form?"
+        form = wrong_in_form([rollout for rollout, _ in pairs])
         raise ConfigError(
             f"the reward {reward} does not count {len(wrong)} of {len(pairs)} demonstrations by {who} as correct:\n"
-            f"{examples}\n  A model that learns them would start at that. Does the agent change what the model "
-            f"answers, or does the reward want another form? ({PAGE})"
+            f"{examples}\n  A model that learns them would start at that. {form or ask} ({PAGE})"
         )
     turns = [t for r, conversation in pairs if r.correct for t in conversation.turns if t.reply.learn]
     if not turns:

@@ -262,7 +262,8 @@ def check_starts(subject: AgentSubject) -> None:
     """A runner process builds it.
 
     Why: No runner starts, so no run does.
-    Cure: Build it in a fresh process: no state of yours, only the variables of `AgentSpec.environment`.
+    Cure: Mend what the message names. If `build` works for you: a runner is a fresh process, with no state of yours,
+        and only the variables of `AgentSpec.environment`.
     """
     _ = subject.pool
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,9 @@ from agentrig.figures import mean
 from agentrig.plan import RunSettings
 from agentrig.pools import Job
 from agentrig.rollouts import Rollout
+from agentrig.run.guards import FORM_ONLY, ONE_FORM
 from agentrig.run.metrics import count_failures, count_nodes
+from agentrig.run.warmup import no_call_shown
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.runtime import Runtime
 from agentrig.tasks import Task
@@ -26,7 +29,7 @@ from agentrig.testing.kit import basic, needs
 from agentrig.testing.reward import NO_SCORE, RewardSubject
 from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import CheckFailed, CheckSkipped
-from agentrig.text import cut, json_text, with_kind
+from agentrig.text import cut, differs_in_form_only, json_text, with_kind
 from agentrig.traces import items, mapping, message_of, reply_of, token_count
 
 NONSENSE = "lorem ipsum"
@@ -239,14 +242,17 @@ def check_readable(subject: PlaySubject) -> str:
         raise CheckSkipped("no rollout with a right answer was scored")
     gold = subject.trials["gold"]
     first = gold[0]
-    tools, cure = tools_of(first)
+    why, cure = tools_of(first)
+    guess = "" if subject.demonstrator else subject.judge.guess
+    answer = first.outcome.answer
+    if not why and any(differs_in_form_only(answer, value) for value in first.task.private.values()):
+        why, cure, guess = f": {FORM_ONLY}", ONE_FORM, ""
     if not right > (nonsense or 0.0):
         private = "".join(f", private.{key} is {with_kind(value)}" for key, value in first.task.private.items())
         raise CheckFailed(
             f"the model said the right answer of each task, and the mean reward was {right}; with nonsense "
             f"it was {nonsense}. Task {first.task.id}: the agent's answer is "
-            f"{with_kind(first.outcome.answer)}{cut(private, 300)}"
-            f"{tools}{'' if subject.demonstrator else subject.judge.guess}",
+            f"{with_kind(answer)}{cut(private, 300)}{why}{guess}",
             cure,
         )
     if subject.demonstrator is not None and not any(r.correct for r in gold):
@@ -254,15 +260,24 @@ def check_readable(subject: PlaySubject) -> str:
         raise CheckFailed(
             f"the model said what the demonstrator says, and the answer of no task was judged correct (mean reward "
             f"{right}). Task {first.task.id}: the model said {'; '.join(replies)!r:.160}, and the agent answered "
-            f"{first.outcome.answer!r:.80}{tools}",
+            f"{answer!r:.80}{why}",
             cure,
         )
-    if nonsense is None or 2 * nonsense < right:
-        return ""
-    return (
-        f"nonsense gets a mean reward of {nonsense:.3g}, right answers {right:.3g}: a reward that gives nonsense less "
-        "leaves more to learn from"
-    )
+    facts = []
+    if subject.demonstrator is None and (offered := _offered(gold)):
+        facts.append(f"warning, if you use `agentrig warmup`: {no_call_shown(offered)}")
+    if nonsense is not None and 2 * nonsense >= right:
+        facts.append(
+            f"nonsense gets a mean reward of {nonsense:.3g}, right answers {right:.3g}: a reward that gives nonsense "
+            "less leaves more to learn from"
+        )
+    return "\n".join(facts)
+
+
+def _offered(rollouts: Sequence[Rollout]) -> list[str]:
+    """Return the names of the tools that calls offer the model."""
+    requests = [mapping(call.attributes.get("request")) for r in rollouts for call in r.trace.llm_calls()]
+    return list(dict.fromkeys(_name(tool) for request in requests for tool in items(request.get("tools"))))
 
 
 def tools_of(rollout: Rollout) -> tuple[str, str]:

@@ -61,6 +61,7 @@ def dev(
         unseen_calls,
         untrained_calls,
         with_token_ids,
+        wrong_in_form,
     )
     from agentrig.run.rows import row_of
     from agentrig.run.splits import split_of
@@ -115,7 +116,7 @@ def dev(
         why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
         warning = warning or refused_sampling(trained, sampling_of(plan.configs["algorithm"]), found.sampling)
-    warning = warning or unanswered(found.rollouts)
+    warning = warning or unanswered(found.rollouts) or wrong_in_form(found.rollouts)
     if warning:
         click.echo(f"agentrig: warning: {message_lines(warning)}", err=True)
     if not as_json:
