@@ -76,9 +76,10 @@ def unset(key: str, settings: Mapping[str, Any], every: Sequence[Mapping[str, An
     """Return what is said of a setting that a run does not have, and others have."""
     section = key.partition(".")[0]
     component = settings.get(f"{section}.use")
-    if any(key in other and other.get(f"{section}.use") == component for other in every):
-        return "not set"
-    return f"not a setting of {section} {component}" if component else NOTHING
+    if not component:
+        return NOTHING
+    same = any(key in other and other.get(f"{section}.use") == component for other in every)
+    return "not set" if same else f"not a setting of {section} {component}"
 
 
 def few(steps: int) -> int:
