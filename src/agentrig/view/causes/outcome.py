@@ -347,7 +347,7 @@ def next_step(evidence: Evidence) -> str:
     if len(values) > 2:
         return weak_slice(evidence)
     seen = amount(len(values), "validation")
-    said = f"Whether validation still rose can't be read from {seen} (algorithm.validate_every sets how many). "
+    said = f"Whether validation still rose cannot be read from {seen} (algorithm.validate_every sets how many). "
     return no_more(evidence) or f"{said}To find out, {train_on(evidence)}"
 
 
