@@ -30,6 +30,7 @@ from agentrig.cli.options import names_model
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.rows import read_rows
+from agentrig.tasks import input_key
 from agentrig.testing.run_directory import write_run
 
 HEAVY = (
@@ -544,6 +545,15 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
         assert ("run.report_tasks limits it" in found.stderr) == (n == 3)
     assert (body["temperature"], body["model"]) == (0.0, "toy-model")
     assert "return_token_ids" not in body  # nothing is learned, and not every server knows it
+
+
+def test_eval_says_which_of_its_tasks_the_model_was_warmed_up_on(tmp_path: Path) -> None:
+    file = str(Path(__file__).parents[1] / "support" / "warmup_plugin.py")
+    tasks = resolve("colors", files=[file]).tasks().load("test")
+    (tmp_path / "warmup.json").write_text(json.dumps({"inputs": [input_key(task) for task in tasks[:3]]}))
+    words = ["eval", "colors", "--plugin", file, f"algorithm.model={tmp_path}"]
+    found = invoke(*words, "--save", "/proc/x.jsonl")  # it ends before it measures
+    assert "3 of 12 tasks were labels of the warm-up that made the starting model" in found.stderr
 
 
 def test_a_measurement_survives_a_file_that_cannot_be_written(here: Path, model: ModelServer, toy_file: str) -> None:

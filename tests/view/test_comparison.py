@@ -27,9 +27,11 @@ from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL, SERVER
 from agentrig.view.comparison import compare
+from agentrig.view.figures import PAIRED
 from agentrig.view.page import differing_settings, render
 from agentrig.view.prices import read_prices
 from agentrig.view.reading import read_run
+from agentrig.view.terminal import run_ending
 from agentrig.view.watch.app import serving
 
 pytestmark = pytest.mark.usefixtures("quick_images")
@@ -312,21 +314,23 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     assert found.text().startswith(verdict), "the answer comes first"
     assert f": {gap} points." in found.table().note.splitlines()[0]
     assert advice.splitlines() == [
-        "One seed each can't tell settings from seeds. Three seeds a side can:",
-        "  for seed in 1 2; do",
+        "One seed each can't tell settings from seeds. 3 seeds a side can:",
+        "  for seed in 1 3; do",
         f"    agentrig train {seeds[0]}/config.toml run.seed=$seed run.name=run-$seed",
+        "  done",
+        "  for seed in 0 1; do",
         f"    agentrig train {other}/config.toml run.seed=$seed run.name=other-$seed",
         "  done",
-        "  agentrig compare "
-        + " ".join(f"{run}-{seed}" for run in (seeds[0].parent / "run", other) for seed in ("0", "1", "2")).replace(
-            f"{other}-0", str(other)
-        ),
+        f"  agentrig compare {seeds[0]} {seeds[1]} {seeds[0].parent / 'run-3'} {other} {other}-0 {other}-1",
     ]
     note = found.table().note
     assert "ranges" not in note
     assert "does not say that a line is better than another" in note
     twin = write_run(tmp_path / "twin", steps=3, seed=3, lr=1e-4)
-    told = compare([other, twin]).text(width=200)
+    alike = compare([other, twin])
+    told = alike.text(width=200)
+    said = "twin and other have the same 40 held-out tasks right and wrong: there is no difference to test."
+    assert alike.table().lead == [said], "no seeds are asked for"
     assert ("on the same 40 held-out tasks: no task changed." in told, "0 better, 0 worse (" in told) == (True, False)
 
     runs = compare([*seeds, other])
@@ -344,8 +348,10 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     assert note[1] == "p: chance among tasks, for these runs. It does not cover other seeds."
     verdict, advice = runs.table().lead
     assert re.fullmatch(r"other is [\d.]+ points (above|below) run; p = [\d.]+, one seed of other: .*", verdict)
-    assert advice.startswith("One seed of other can't tell settings from seeds. Three seeds a side can:\n")
+    assert advice.startswith("One seed of other can't tell settings from seeds. 3 seeds a side can:\n")
     assert advice.count("agentrig train") == 1
+    *_, advice = compare([*seeds[:2], other]).table().lead
+    assert re.findall("for seed in ([^;]*)", advice) == ["3", "0 1"], "three a side, the same ones"
     found = compare([*seeds, other], each=True)
     note = found.table().note.splitlines()
     assert note[3].endswith("Without any difference, about one of 20 such tests is significant by chance.")
@@ -357,7 +363,10 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     ("accuracies", "verdict"),
     [
         ([(20, 22), (21, 23)], "new is 2.5 points above old; p = 0.58, ranges overlap: may be chance."),
-        ([(20, 20), (20, 20)], "new is as accurate as old; p = 1.00, ranges overlap: may be chance."),
+        (
+            [(20, 20), (20, 20)],
+            "new and old have the same 40 held-out tasks right and wrong: there is no difference to test.",
+        ),
         ([(10, 24), (22, 36)], "new is 30.0 points above old; p < 0.001, ranges overlap: other seeds may reverse it."),
         (
             [(30, 32), (8, 12)],
@@ -390,7 +399,56 @@ def test_the_verdict_of_several_seeds_says_whether_their_ranges_overlap(
     page = html.unescape(render([read_run(run) for run in runs]))
     assert page.index(f'<p class="lead"><b>{verdict}</b></p>') < page.index("<table"), "not small, and not in grey"
     old, first = runs[: len(runs) // 2], runs[len(runs) // 2]
-    assert ", one seed of new-0: " in compare([*old, first]).table().lead[0]
+    said = compare([*old, first]).table().lead[0]
+    assert ", one seed of new-0: " in said or "right and wrong" in said
+
+
+def test_a_difference_of_lines_that_differ_in_several_settings_is_put_down_to_none(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    other = write_run(tmp_path / "other", steps=3, seed=3, lr=1e-3)
+    assert "These lines" not in compare([seeds[0], other]).table().lead[0], "one setting differs"
+    changed(other, model="/models/another")
+    for run, credit in ((seeds[1], 'use = "grpo"\nnegative_scale = 0.5'), (other, 'use = "best-of-group"')):
+        copy = shutil.copytree(run, tmp_path / f"swapped-{run.name}")
+        (copy / "config.toml").write_text(f"{(copy / 'config.toml').read_text()}\n[credit]\n{credit}\n")
+    for runs, said in (
+        ([seeds[0], other], "2 settings (algorithm.lr, the start)"),
+        ([tmp_path / "swapped-run-1", tmp_path / "swapped-other"], "3 settings (algorithm.lr, credit, the start)"),
+    ):
+        verdict = compare(runs).table().lead[0]
+        assert verdict.endswith(f" These lines differ in {said}, so the difference can't be put down to one of them.")
+
+
+def test_a_significant_test_beside_intervals_that_overlap_is_explained(tmp_path: Path) -> None:
+    runs = []
+    for name, right in (("old", 16), ("new", 24)):
+        runs.append(write_run(tmp_path / name, steps=1, lr=1e-3 if name == "new" else 1e-4))
+        after = [rollout_of(i, right=i < right, mode="report", step=1) for i in range(40)]
+        RunDirectory(runs[-1]).write_rollouts(after, mode="report", step=1)
+        progress = json.loads((runs[-1] / "progress.json").read_text())
+        progress["after"] |= {"accuracy": right / 40}
+        (runs[-1] / "progress.json").write_text(json.dumps(progress))
+    found = compare(runs)
+    (between,) = found.between
+    assert between["p"] < 0.05
+    assert between["ci95"]["against"][1] > between["ci95"]["runs"][0]
+    assert PAIRED in found.table().note
+    wide = {**between, "ci95": {"runs": (0.7, 0.9), "against": (0.1, 0.3)}}
+    lines = [{**line, "p": None} for line in found.lines]
+    assert PAIRED not in attrs.evolve(found, between=[wide], lines=lines).table().note
+
+
+def test_held_out_tasks_that_the_start_was_warmed_up_on_are_told(seeds: list[Path], tmp_path: Path) -> None:
+    run = shutil.copytree(seeds[0], tmp_path / "warmed")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["data"]["report"]["labels"] = 12
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    said = "12 of 40 held-out tasks were labels of the warm-up that made the starting model: it has seen their answers."
+    assert f"warmed: {said}" in compare([seeds[1], run]).table().lead
+    assert said in render([read_run(run)])
+    assert said in list(run_ending(run))
+    assert "labels" not in compare(seeds).text() + render([read_run(seeds[0])])
 
 
 def test_a_task_counts_with_the_runs_that_measured_it(seeds: list[Path], tmp_path: Path) -> None:
@@ -464,7 +522,10 @@ def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[
     first, second = compare(runs).table().rows
     told = "reward.use spider-exec, negative_scale 0.5, lr 0.0001, audit true"
     assert first[0].splitlines()[1:3] == ["grpo, credit grpo", told]
-    assert second[0].splitlines()[1:3] == ["grpo, credit best-of-group", "reward.use strict, lr 0.001, audit false"]
+    unset = "not a setting of credit best-of-group"
+    told = f"reward.use strict, lr 0.001, audit false, negative_scale: {unset}"
+    assert second[0].splitlines()[1:3] == ["grpo, credit best-of-group", told]
+    assert ["credit.negative_scale", "0.5", unset] in differing_settings([read_run(run) for run in runs]).rows
     found = compare(runs)
     measure = "agentrig eval RUN/config.toml --reward spider-exec --checkpoint RUN"
     (said,) = found.rewards

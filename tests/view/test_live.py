@@ -124,11 +124,13 @@ def test_the_panel_says_that_the_auditor_checks_the_first_two_steps(tmp_path: Pa
     piped, buffer = display()
     piped.on_run_start(event=attrs.evolve(begun, config={"run": {"audit": True}}))
     piped.on_step_end(event=StepEnd(step=first, metrics={**METRICS, "step": first}))
+    assert "eta" not in buffer.getvalue(), "the first step is unlike the others"
+    piped.on_step_end(event=StepEnd(step=first + 1, metrics={**METRICS, "step": first + 1}))
     step, checking = buffer.getvalue().splitlines()[-2:]
-    assert step.endswith(" and the checks of the first steps")
-    assert checking.startswith(f"checking step {first} (the auditor")
+    assert " and the checks of the first steps" in step
+    assert checking.startswith(f"checking step {first + 1} (the auditor")
     piped.on_step_end(event=StepEnd(step=first + 2, metrics={**METRICS, "step": first + 2}))
-    assert re.search(r"eta [\d:]+\n$", buffer.getvalue())
+    assert re.search(r"eta [\d:]+ without the last measurement\n$", buffer.getvalue())
 
 
 def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
@@ -249,6 +251,13 @@ def test_the_time_left_includes_the_measurement_after_training(monkeypatch: pyte
         shown.on_rollout_end(rollout=rollout_of(0, right=True, mode=mode, step=step))
     shown.on_step_end(event=StepEnd(step=19, metrics={**METRICS, "step": 19}))
     assert buffer.getvalue().endswith("eta 0:53 with the last measurement\n")  # a step of 10 s, and 43 s
+    shown, buffer = display()
+    shown.on_run_start(event=attrs.evolve(start(), config={"algorithm": {"validate_every": 6}}))
+    for step, parts in ((11, {}), (12, {"validation": 30.0}), (13, {})):
+        metrics = {**METRICS, "step": step, "step_s": 10.0 + sum(parts.values()), "time_s": parts}
+        shown.on_step_end(event=StepEnd(step=step, metrics=metrics))
+    etas = re.findall("eta (.*)", buffer.getvalue())
+    assert etas == ["1:30", "1:50", "1:40"], "steps of 10 s, and the validation of step 18 once one was measured"
 
 
 def test_the_panel_counts_running_rollouts():

@@ -208,7 +208,8 @@ def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may
 def test_more_steps_are_the_next_step_where_validation_was_measured_too_seldom(tmp_path: Path) -> None:
     run = with_lines(with_steps(write_run(tmp_path / "run", steps=20, lift=0.6, held_out=60), 20), unvalidated)
     assert diagnose(run).next_step == (
-        "Validation was measured too seldom (algorithm.validate_every) to say whether it still rose. To find out, "
+        "Whether validation still rose cannot be read from 0 validations (algorithm.validate_every sets how many). To "
+        "find out, "
         f"train for more steps: agentrig train --resume {run} algorithm.steps=40"
     )
     all_right = [rollout_of(i, right=True, mode="report", step=20) for i in range(60)]

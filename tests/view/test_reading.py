@@ -196,7 +196,7 @@ def test_the_lock_says_whether_a_run_goes_on_or_has_crashed(tmp_path: Path):
     crashed = read_run(directory)
     assert (figures.status(running), figures.status(crashed)) == ("running", "crashed")
     seconds = [line["step_s"] for line in running.steps]
-    assert figures.progress(running) == f"step 3 of 4, about {round(sum(seconds))} s left, then the last measurement"
+    assert figures.progress(running) == f"step 3 of 4, about {round(2 * seconds[1])} s left, then the last measurement"
     assert figures.progress(crashed) == ""
     assert not [text for text in running.missing if "summary.json" in text]
     assert [text for text in crashed.missing if "summary.json is not there, and no process holds run.lock" in text]

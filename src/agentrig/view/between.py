@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.figures import SIGNIFICANT, mean, p_text, percent, points, sign_test, stratified_test
+from agentrig.figures import SIGNIFICANT, mean, p_text, percent, points, sign_test, stratified_test, wilson
 from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Measured, changed, measured_of
 from agentrig.view.reading import RunData, dig
-from agentrig.view.related import NAMES, named, seed_of, settings_numbers, stem, without_seed
+from agentrig.view.related import NAMES, named, seed_of, settings_apart, settings_numbers, stem, without_seed
 
 SIDES = ("runs", "against")
 """The two sides of a test of one line against another."""
@@ -46,10 +47,12 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
 
     Returns:
         The names of the `runs`, and of those that they are `against`; of each side a `label`, the number of `seeds`,
-        the `range` of the accuracies of its runs, and on the `n` tasks that both measured the mean `accuracy`; their
-        `difference`, and the two-sided `p`: for two runs that of the exact sign test, with the number of tasks that
-        are `better` and `worse`, else that of `stratified_test`. `overlap` says whether the ranges do, None with one
-        seed on a side, and `same_settings` whether only the seeds differ. A task counts with the runs that measured it.
+        the `range` of the accuracies of its runs, `ci95` (the 95% interval of their mean), and on the `n` tasks that
+        both measured the mean `accuracy`; their `difference`, and the two-sided `p`: for two runs that of the exact
+        sign test, with the number of tasks that are `better` and `worse`, else that of `stratified_test`. `overlap`
+        says whether the ranges do, None with one seed on a side, `same_settings` whether only the seeds differ, and
+        `apart` names what else does. `alike` says that each task is right in all of their measurements, or in none.
+        A task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
@@ -62,7 +65,7 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         if len(ends) == len(begun) == 1:
             better, worse, _, _ = changed(begun[0][1], ends[0][1])
             test = {"better": better, "worse": worse, "p": sign_test(better, worse)}
-        of: dict[str, dict[str, Any]] = {key: {} for key in ("label", "seeds", "range", "accuracy")}
+        of: dict[str, dict[str, Any]] = {key: {} for key in ("label", "seeds", "range", "ci95", "accuracy")}
         names: dict[str, Any] = {}
         for side, each, tally in zip(SIDES, (ends, begun), zip(*tallies, strict=True), strict=True):
             runs = [run for run, _ in each]
@@ -71,6 +74,8 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
             of["label"][side] = _label(runs)
             of["seeds"][side] = len({str(seed_of(run)) for run in runs})
             of["range"][side] = [min(after), max(after)]
+            tasks = max(accuracy_of(run)["n"] for run in runs)
+            of["ci95"][side] = wilson(math.fsum(after) / len(after) * tasks, tasks) if tasks else None
             of["accuracy"][side] = mean([right / n for right, n in tally])
         if of["label"]["runs"] == of["label"]["against"]:
             of["label"] = {side: named(names[side], ", ") for side in SIDES}
@@ -82,6 +87,8 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
                 "difference": of["accuracy"]["runs"] - of["accuracy"]["against"],
                 "overlap": None if 1 in of["seeds"].values() else low <= greatest and least <= high,
                 "same_settings": without_seed(pool[0], known) == without_seed(first[0], known),
+                "apart": settings_apart(first[0], pool[0], known),
+                "alike": all(a + b in (0, n + m) for (a, n), (b, m) in tallies),
             }
         )  # fmt: skip
     return found
@@ -112,8 +119,13 @@ def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tup
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """Say in one sentence which of two lines is better, and whether that may be chance."""
+    """Say which of two lines is better, whether that may be chance, and whether it can be put down to one setting."""
     label, seeds = found["label"], found["seeds"]
+    if found["alike"]:
+        return (
+            f"{label['runs']} and {label['against']} have the same {amount(found['n'], 'held-out task')} right and "
+            "wrong: there is no difference to test."
+        )
     gap = points(found["accuracy"]["against"], found["accuracy"]["runs"])
     level = "above" if gap.startswith("+") else "below"
     moved = f"{gap[1:]} points {level}" if float(gap) else "as accurate as"
@@ -132,7 +144,13 @@ def verdict(found: Mapping[str, Any]) -> str:
         elif not found["overlap"]:
             end = "unlikely to be chance"
     end = "may be chance" if found["p"] > SIGNIFICANT else end
-    return f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}."
+    said = f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}."
+    if len(found["apart"]) < 2:
+        return said
+    return (
+        f"{said} These lines differ in {len(found['apart'])} settings ({named(found['apart'], ', ')}), so the "
+        "difference can't be put down to one of them."
+    )
 
 
 def told(found: Mapping[str, Any]) -> str:
@@ -154,7 +172,10 @@ def told(found: Mapping[str, Any]) -> str:
 
 
 def more_seeds(runs: Sequence[RunData], *, each: bool) -> str:
-    """Say which settings need more seeds before they can be told apart, with the commands; '' if all have several."""
+    """Say which settings need more seeds before they can be told apart, with the commands; '' if all have several.
+
+    With them, all settings have equally many seeds, and the same ones where none has others than these.
+    """
     groups: dict[int, list[RunData]] = {}
     for run, number in zip(runs, settings_numbers(runs), strict=True):
         groups.setdefault(number, []).append(run)
@@ -165,17 +186,22 @@ def more_seeds(runs: Sequence[RunData], *, each: bool) -> str:
     if not single:
         return "Without --each, all seeds of a setting are compared together." if each else ""
     few = "One seed each" if len(single) == len(groups) else f"One seed of {named([run.name for run in single], ', ')}"
-    said = f"{few} can't tell settings from seeds. Three seeds a side can"
-    new = [str(seed) for seed in range(len(runs) + 2) if not any(str(seed) in of for of in seeds)][:2]
+    n = max(ENOUGH, *map(len, seeds))
+    said = f"{few} can't tell settings from seeds. {n} seeds a side can"
+    used = sorted(filter(str.isdecimal, set().union(*seeds)), key=int)
+    wanted = [*used, *(seed for seed in map(str, range(n + len(used))) if seed not in used)]
     if len(single) > NAMES or any(script_of(run.directory) for run in single):
-        return f"{said}: train again with run.seed={new[0]} and run.seed={new[1]}, then compare all of them."
-    lines, every = [], []
-    for group in groups.values():
+        of = ", ".join(sorted(wanted[: max(n, len(used))], key=int))
+        return f"{said}: train each with those of the seeds {of} that it lacks (run.seed), then compare all of them."
+    loops: dict[str, list[str]] = {}
+    every: list[Path] = []
+    for group, of in zip(groups.values(), seeds, strict=True):
         every += [run.directory for run in group]
-        if group[0] in single:
+        if new := sorted([seed for seed in wanted if seed not in of][: n - len(of)], key=int):
             run, name = group[0], stem(group[0].name, seed_of(group[0]))
             config = shlex.quote(str(run.directory / "config.toml"))
-            lines.append(f"    agentrig train {config} run.seed=$seed run.name={shlex.quote(name)}-$seed")
+            train = f"    agentrig train {config} run.seed=$seed run.name={shlex.quote(name)}-$seed"
+            loops.setdefault(" ".join(new), []).append(train)
             every += [run.directory.parent / f"{name}-{seed}" for seed in new]
-    loop = [f"  for seed in {' '.join(new)}; do", *lines, "  done", f"  agentrig compare {shlex.join(map(str, every))}"]
-    return "\n".join([f"{said}:", *loop])
+    lines = [line for new, trains in loops.items() for line in (f"  for seed in {new}; do", *trains, "  done")]
+    return "\n".join([f"{said}:", *lines, f"  agentrig compare {shlex.join(map(str, every))}"])

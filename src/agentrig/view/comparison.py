@@ -49,7 +49,7 @@ from agentrig.view.between import (
 from agentrig.view.causes.evidence import changed, measured_of
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
-from agentrig.view.related import ancestors_of, named, seed_of, start_of, without_seed
+from agentrig.view.related import CHECKS, ancestors_of, named, seed_of, start_of, without_seed
 
 OWN = ""
 """The run's own model, among the models that answered its calls: the name that `agentrig.traces.usage` gives it."""
@@ -100,11 +100,8 @@ SETTINGS = 4
 LONGEST_SETTING = 40
 """Characters of a setting's value in a line."""
 
-CHECKS = frozenset(("run.audit", "run.second_reward", "run.plugins", "run.block"))
-"""Settings that change no rollout and no update: a line names them last."""
-
 OWN_KEYS = ("reward.", "credit.")
-"""The components whose settings a line has also where other runs use another component, without these keys."""
+"""The components whose settings a line has also where other runs use another component, and say that it has none."""
 
 TOLD = frozenset(
     ("run.name", "run.seed", "run.directory", "algorithm.use", "algorithm.model", "credit.use", "server.model")
@@ -218,11 +215,21 @@ class Comparison:
         if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
             tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
             tests += [OWN_GAIN] if len(self.lines) > 1 else []
+        sides = [(found["ci95"]["runs"], found["ci95"]["against"], found["p"]) for found in self.between]
+        sides += [(line["before_ci95"], line["after_ci95"], line["p"]) for line in self.lines]
+        tests += dict.fromkeys(said for each in sides for said in figures.paired(*each))
         sizes = sorted({len(set(line["seeds"])) for line in self.lines})
         tests += [FEW.format(amount(n, "run"), Fraction(2, n + 1)) for n in sizes if 1 < n < FEW_RUNS]
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
-        lead = [*map(verdict, self.between), *filter(None, [self.advice])]
+        lead = [*map(verdict, self.between), *self._labels(), *filter(None, [self.advice])]
         return tables.Table(title="Comparison", heads=heads, rows=rows, note=note, lead=lead)
+
+    def _labels(self) -> list[str]:
+        """Say of which runs held-out tasks were labels of the warm-up that made the starting model."""
+        of: dict[str, list[str]] = {}
+        for row in self.rows:
+            of.setdefault(figures.held_out_labels(*row["held_out_labels"]), []).append(row["run"])
+        return [f"{named(runs, ', ')}: {said}" for said, runs in of.items() if said]
 
     def text(self, *, width: int | None = None) -> str:
         """Return the table and its note for a terminal; `width` is in characters, None for the terminal's own."""
@@ -272,8 +279,8 @@ def compared(
         row["against_own_start"] = against if against["reason"] is None else None
         row |= {"cost": priced(row, prices)} if prices is not None else {}
         rows.append(row | {"missing": list(dict.fromkeys([*row["missing"], *run.damage, *missing]))})
-    for row, settings in zip(rows, _apart(runs), strict=True):
-        row["differs"] = settings
+    for row, (settings, unset) in zip(rows, _apart(runs), strict=True):
+        row |= {"differs": settings, "unset": unset}
     pools: dict[str, list[int]] = {}
     for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
         alone = each or row["status"] != "finished"
@@ -289,20 +296,20 @@ def compared(
         from_own = _changes(line, [own_starts[i] for i in pool], [row["against_own_start"] for row in some])
         told_lines.append(_line(some) | changes | {"own_start": from_own if from_own["compared"] else None})
     differences = between(lines, known)
-    tested = {name for found in differences for side in SIDES for name in found[side]}
+    tested = {name for found in differences if not found["alike"] for side in SIDES for name in found[side]}
     return Comparison(
         rows=rows,
         lines=told_lines,
         start=start,
         between=differences,
         rewards=_rewards(lines),
-        advice=more_seeds([run for run in runs if run.name in tested], each=each) if differences else "",
+        advice=more_seeds([run for run in runs if run.name in tested], each=each) if tested else "",
         prices=prices,
     )
 
 
-def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Return of each run its values of the settings in which the runs differ.
+def _apart(runs: Sequence[RunData]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Return of each run its values of the settings in which the runs differ, and of those without one what is said.
 
     First come components, then the keys of reward and credit, then those of the algorithm; `CHECKS` come last. Left
     out are `TOLD`, and the settings of components that only some of the runs use, but for `OWN_KEYS`.
@@ -311,15 +318,26 @@ def _apart(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     every = dict.fromkeys(key for settings in several for key in settings if key not in TOLD)
 
     def differs(key: str) -> bool:
-        if any(key not in settings for settings in several):
-            return key.startswith(OWN_KEYS)
-        return any(settings[key] != several[0][key] for settings in several)
+        known = [settings for settings in several if key in settings]
+        lacking = [figures.unset(key, settings, several) for settings in several if key not in settings]
+        told = "not set" in lacking or (lacking and key.startswith(OWN_KEYS))
+        return bool(told) or any(settings[key] != known[0][key] for settings in known)
 
     def place(key: str) -> tuple[bool, ...]:
         return key in CHECKS, not key.endswith(".use"), not key.startswith(OWN_KEYS), not key.startswith("algorithm.")
 
     apart = sorted(filter(differs, every), key=place)
-    return [{key: settings[key] for key in apart if key in settings} for settings in several]
+    return [
+        (
+            {key: settings[key] for key in apart if key in settings},
+            {
+                key: why
+                for key in apart
+                if key not in settings and (why := figures.unset(key, settings, several)) != NOTHING
+            },
+        )
+        for settings in several
+    ]
 
 
 def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
@@ -356,6 +374,7 @@ def _about(run: RunData, known: dict[Path, RunData]) -> dict[str, Any]:
         "start": start_of(run).name,
         "seed": seed_of(run),
         "machine": figures.machine(run) or "an unknown machine",
+        "held_out_labels": figures.labels(run.manifest, "report"),
     }
 
 
@@ -497,6 +516,7 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "chain": pool[0]["chain"],
         "credit": pool[0]["credit"],
         "differs": pool[0]["differs"],
+        "unset": pool[0]["unset"],
         "starts": list(dict.fromkeys(row["start"] for row in pool)),
         "machines": list(dict.fromkeys(row["machine"] for row in pool)),
         "n": max(row["accuracy"]["n"] for row in pool),
@@ -561,22 +581,29 @@ def _run(line: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     `every` has the settings of each line.
     """
     starts, seeds = line["starts"], [str(seed) for seed in line["seeds"]]
-    told = [named(line["runs"], "\n"), " → ".join(line["chain"]), *_settings(line["differs"], every)]
+    told = [named(line["runs"], "\n"), " → ".join(line["chain"]), *_settings(line, every)]
     told.append(f"from {starts[0]}{f' and {len(starts) - 1} more' if len(starts) > 1 else ''}")
     told.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}")
     return "\n".join([*told, *(status for status in line["status"] if status != "finished")])
 
 
-def _settings(differs: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> list[str]:
+def _settings(line: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the first of the settings in which a line differs from others, by the last part of their keys."""
-    parts = Counter(key.rpartition(".")[2] for key in differs)
-    told = []
-    for key, value in [*differs.items()][:SETTINGS]:
+    differs, unset = line["differs"], line["unset"]
+    parts = Counter(key.rpartition(".")[2] for key in [*differs, *unset])
+
+    def name(key: str) -> str:
         part = key.rpartition(".")[2]
-        name = part if parts[part] == 1 and part != "use" else key
-        told.append(f"{name} {_value(key, value, [settings[key] for settings in every if key in settings])}")
+        return part if parts[part] == 1 and part != "use" else key
+
+    told = [
+        f"{name(key)} {_value(key, value, [settings[key] for settings in every if key in settings])}"
+        for key, value in [*differs.items()][:SETTINGS]
+    ]
     more = len(differs) - SETTINGS
     told += [f"and {amount(more, 'other setting')} (compare --json has all)"] if more > 0 else []
+    for why in dict.fromkeys(unset.values()):
+        told.append(f"{named([name(key) for key in unset if unset[key] == why], ', ')}: {why}")
     return [", ".join(told)] if told else []
 
 

@@ -7,7 +7,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import amount, duration, judged, mean, number, sign_test, unaudited_s, wilson
+from agentrig.figures import (
+    NOTHING,
+    SIGNIFICANT,
+    amount,
+    duration,
+    judged,
+    mean,
+    number,
+    sign_test,
+    unaudited_s,
+    wilson,
+)
 from agentrig.figures import machine as named_machine
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.directory import ENDED
@@ -61,6 +72,16 @@ def settings_of(run: RunData) -> dict[str, Any]:
     return found | {key: f"{', '.join(parts)}, then {setting_text(key, found.get(key))}" for key, parts in was.items()}
 
 
+def unset(key: str, settings: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is said of a setting that a run does not have, and others have."""
+    section = key.partition(".")[0]
+    component = settings.get(f"{section}.use")
+    if not component:
+        return NOTHING
+    same = any(key in other and other.get(f"{section}.use") == component for other in every)
+    return "not set" if same else f"not a setting of {section} {component}"
+
+
 def few(steps: int) -> int:
     """Return over how many of so many steps a mean is taken: 16, or a quarter of them if that is fewer."""
     return min(SMOOTHING, max(1, steps // 4))
@@ -72,15 +93,35 @@ def sampling(config: Mapping[str, Any], key: str) -> str:
     return "" if temperature is None else f"temperature {temperature:g}" if temperature else "greedy"
 
 
-def labels(manifest: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many of a run's training tasks its model has learned the answers of, and how many tasks there are."""
-    known, tasks = (number(dig(manifest, "data", "train", key)) for key in ("labels", "tasks"))
+def labels(manifest: Mapping[str, Any], role: str = "train") -> tuple[int, int]:
+    """Return how many of a run's tasks of a role its model has learned the answers of, and how many tasks there are."""
+    known, tasks = (number(dig(manifest, "data", role, key)) for key in ("labels", "tasks"))
     return int(known or 0), int(tasks or 0)
 
 
 def labels_words(known: int, tasks: int) -> str:
     """Return what such tasks mean for the training accuracy."""
     return f"{known} of the {amount(tasks, 'training task')} are the model's labels: their accuracy is higher"
+
+
+def held_out_labels(known: int, tasks: int, *, of: str = "held-out task") -> str:
+    """Return what is said of measured tasks whose answers the starting model has learned; '' if there are none."""
+    said = f"{known} of {amount(tasks, of)} were labels of the warm-up that made the starting model"
+    return f"{said}: it has seen their answers." if known else ""
+
+
+PAIRED = (
+    "The 95% intervals overlap although the test is significant: the test compares task by task, and the intervals "
+    "do not."
+)
+"""What is said where two sides have such intervals."""
+
+
+def paired(one: Sequence[float] | None, other: Sequence[float] | None, p: float | None) -> list[str]:
+    """Return `PAIRED` if two intervals overlap and the test of the two sides is significant; else nothing."""
+    if not one or not other or p is None or p > SIGNIFICANT:
+        return []
+    return [PAIRED] if one[0] <= other[1] and other[0] <= one[1] else []
 
 
 def window(run: RunData, steps: int) -> int:
@@ -329,6 +370,25 @@ def status(run: RunData) -> str:
     return "ended" if any((run.directory / name).exists() for name in ENDED) else "crashed"
 
 
+def time_left(
+    lines: Sequence[Mapping[str, Any]], *, done: int, steps: int, every: int, validation_s: float = 0.0
+) -> float | None:
+    """Return the seconds that the rest of a run's steps take, with their validations; None without a line.
+
+    Args:
+        lines: Those of its latest steps, without the first one, which is unlike the others: it also warms up, and
+            waits for no checkpoint.
+        every: After how many steps it validates; 0 for never.
+        validation_s: Seconds of a validation, where no line has one.
+    """
+    known = [(s, number(dig(line, "time_s", "validation")) or 0.0) for line in lines if (s := unaudited_s(line))]
+    each = mean([seconds - validation for seconds, validation in known])
+    if each is None:
+        return None
+    validation_s = next((validation for _, validation in reversed(known) if validation), validation_s)
+    return (steps - done) * each + (steps // every - done // every if every else 0) * validation_s
+
+
 def progress(run: RunData) -> str:
     """Return where a running run is: its step, and the time that the remaining steps take; '' for another run."""
     if not run.running:
@@ -338,7 +398,8 @@ def progress(run: RunData) -> str:
         return f"{amount(done, 'step')} so far"
     if done >= steps:
         return f"resuming after step {done}" if run.resuming else f"all {steps:.0f} steps, measuring held-out accuracy"
-    seconds = mean([found for row in run.steps if (found := unaudited_s(row)) is not None][-SMOOTHING:])
+    every = int(number(run.setting("algorithm", "validate_every")) or 0)
+    seconds = time_left(run.steps[1:][-SMOOTHING:], done=done, steps=int(steps), every=every)
     measured = ", then the last measurement" if run.progress.get("before") else ""
-    left = "" if seconds is None else f", about {duration((steps - done) * seconds)} left{measured}"
+    left = "" if seconds is None else f", about {duration(seconds)} left{measured}"
     return f"step {done + 1} of {steps:.0f}{', resuming' if run.resuming else ''}{left}"

@@ -25,7 +25,7 @@ from rich.text import Text
 from agentrig import hookimpl
 from agentrig.audit.verdicts import FIRST
 from agentrig.errors import RunFileError
-from agentrig.figures import counted, number, percent, unaudited_s
+from agentrig.figures import counted, number, percent
 from agentrig.processes.ends import Interrupted, name_of
 from agentrig.run.damage import read_object
 from agentrig.text import amount
@@ -103,8 +103,9 @@ class LiveDisplay:
         self._done = 0
         self._last: Mapping[str, Any] = {}
         self._rewards: deque[float] = deque(maxlen=SMOOTHING)
-        self._step_s: deque[float] = deque(maxlen=SMOOTHING)
-        self._report_s = 0.0  # of the measurement before training; the one after it is expected to last as long
+        self._lines: deque[Mapping[str, Any]] = deque(maxlen=SMOOTHING)  # of the steps after the first one of now
+        self._first, self._validate_every = 1, 0
+        self._took = dict[str, float]()  # seconds of a measurement before training, by mode: later ones last as long
         self._validation = self._held_out = ""
         self._failures: Counter[str] = Counter()
         self._batch, self._of = Batch(), dict[str, int]()  # _of: the tasks of a measurement, by mode
@@ -143,7 +144,8 @@ class LiveDisplay:
     def on_run_start(self, event: RunStart) -> None:
         """Print the run's directory and steps, and open the panel."""
         with self._lock:
-            self._steps, self._done = event.steps, event.first_step - 1
+            self._steps, self._done, self._first = event.steps, event.first_step - 1, event.first_step
+            self._validate_every = int(number(dig(event.config, "algorithm", "validate_every")) or 0)
             self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
             how = figures.sampling(event.config, "val_temperature")
             self._sampling = f" ({how})" if how else ""
@@ -187,8 +189,8 @@ class LiveDisplay:
             former, changed = self._batch, doing != self._batch.doing
             if changed:
                 self._batch = Batch(doing, self._of.get(rollout.mode, 0))
-                if former.doing.startswith(_DOING["report"]):
-                    self._report_s = time.monotonic() - former.began
+                mode = next((mode for mode in ("report", "validation") if former.doing.startswith(_DOING[mode])), "")
+                self._took |= {mode: time.monotonic() - former.began} if mode else {}
             self._batch.ended += 1
             if rollout.failure is not None:
                 self._failures[rollout.failure] += 1
@@ -225,7 +227,7 @@ class LiveDisplay:
             self._last, self._done = m, event.step
             if m.get("reward") is not None:
                 self._rewards.append(m["reward"])
-            self._step_s.extend(filter(None, [unaudited_s(m)]))
+            self._lines.extend([m] if event.step > self._first else [])
             validation = _measured(m.get("validation_accuracy"), m.get("validation_reward"))
             self._validation = f"{validation} at step {event.step}" if validation else self._validation
             of = f"/{self._steps}" if self._steps else ""
@@ -372,10 +374,21 @@ class LiveDisplay:
 
     def _eta(self) -> list[str]:
         """Return the estimated time of the rest of the run, by the latest steps; empty if it is not known."""
-        if self._steps is None or self._done >= self._steps or not self._step_s:
+        if self._steps is None or self._done >= self._steps:
             return []
-        left = (self._steps - self._done) * sum(self._step_s) / len(self._step_s) + self._report_s
-        measured = " with the last measurement" if self._report_s else ""
+        left = figures.time_left(
+            self._lines,
+            done=self._done,
+            steps=self._steps,
+            every=self._validate_every,
+            validation_s=self._took.get("validation", 0.0),
+        )
+        if left is None:
+            return []
+        report_s = self._took.get("report", 0.0)
+        left += report_s
+        measured = " with the last measurement" if report_s else ""
+        measured = measured or (" without the last measurement" if self._of.get("report") else "")
         checks = " and the checks of the first steps" if self._done <= self._audited else ""
         return [f"eta {_clock(left)}{measured}{checks}"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from agentrig.figures import NOTHING, SIGNIFICANT, count, duration, figure, mean, number, percent, plain, sign_test
+from agentrig.figures import SIGNIFICANT, count, duration, figure, mean, number, percent, plain, sign_test
 from agentrig.text import amount
 from agentrig.traces import items
 from agentrig.view import figures, table, tables
@@ -121,6 +121,7 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     """
     evidence = Evidence.of_ends(run)
     better, worse, _, _ = evidence.changed
+    p = sign_test(better, worse)
     chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
     measured = figures.held_out(run)
     stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
@@ -131,7 +132,11 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
         "split": f"held-out split {stated}" if stated else "held-out split",
         "missing": [],
         "chance": chance,
-        "significant": bool(chance) and sign_test(better, worse) <= SIGNIFICANT,
+        "significant": bool(chance) and p <= SIGNIFICANT,
+        "remarks": [
+            *(figures.paired(*(measured["accuracy"][f"{end}_ci95"] for end in tables.ENDS), p) if chance else []),
+            *filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))]),
+        ],
     }
     if not whole:
         return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
@@ -243,12 +248,16 @@ def _reward(run: RunData, ends: Mapping[str, float]) -> tuple[str, str]:
 
 def differing_settings(runs: Sequence[RunData]) -> tables.Table:
     """Return the settings in which runs differ, with each run's value."""
-    several = [
-        {key: value if key in told else figures.setting_text(key, value) for key, value in settings.items()}
-        for settings, told in ((figures.settings_of(run), {key for _, key, _ in run.changes}) for run in runs)
-    ]
+    several = [figures.settings_of(run) for run in runs]
+    changed = [{key for _, key, _ in run.changes} for run in runs]
+
+    def text(key: str, settings: Mapping[str, Any], told: Collection[str]) -> str:
+        if key not in settings:
+            return figures.unset(key, settings, several)
+        return str(settings[key]) if key in told else figures.setting_text(key, settings[key])
+
     keys = sorted({key for settings in several for key in settings} - {"run.name"})
-    rows = [[key, *(settings.get(key, NOTHING) for settings in several)] for key in keys]
+    rows = [[key, *(text(key, *each) for each in zip(several, changed, strict=True))] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     note = "" if rows else "None: their settings are the same."
     heads = [("Setting", "head"), *((run.name, "run" if len(runs) > 1 else "") for run in runs)]

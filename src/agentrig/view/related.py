@@ -15,6 +15,7 @@ import attrs
 from agentrig.errors import AgentrigError
 from agentrig.figures import NOTHING
 from agentrig.run.damage import read_object
+from agentrig.run.manifest import OF_NO_STEP
 from agentrig.text import flat
 from agentrig.traces import mapping
 from agentrig.view import figures
@@ -22,6 +23,13 @@ from agentrig.view.reading import RunData, dig, read_run
 
 NAMES = 3
 """Runs of one line that are named; more are counted."""
+
+
+CHECKS = frozenset(("run.audit", "run.second_reward", "run.plugins", "run.block"))
+"""Settings that change no rollout and no update: a line names them last."""
+
+NO_RESULT = (OF_NO_STEP | CHECKS | {"run.name", "run.seed", "algorithm.model", "server.model"}) - {"algorithm.steps"}
+"""Settings, and sections, that are no reason for another result, and those that say what a run began with."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,13 +97,41 @@ def without_seed(run: RunData, known: dict[Path, RunData]) -> str:
         for key, value in figures.settings_of(run).items()
         if key not in ("run.name", "run.seed", "run.directory")
     }
-    start = start_of(run)
-    earlier = earlier_of(start, known)
-    if earlier is not None:
-        step = start.id.rpartition("@")[2]
-        kept["algorithm.model"] = [without_seed(earlier, known), step]
+    begun = _begun(run, known)
+    kept |= {} if isinstance(begun, str) else {"algorithm.model": begun}
     data = {role: dig(run.manifest, "data", role, "fingerprint") for role in ("train", "report")}
     return json.dumps([kept, data], sort_keys=True, default=str)
+
+
+def _begun(run: RunData, known: dict[Path, RunData]) -> str | list[str]:
+    """Return the model that a run began with; of a checkpoint, its step and its run's `without_seed`."""
+    start = start_of(run)
+    earlier = earlier_of(start, known)
+    if earlier is None:
+        return figures.starting_model(run)
+    return [without_seed(earlier, known), start.id.rpartition("@")[2]]
+
+
+def settings_apart(run: RunData, other: RunData, known: dict[Path, RunData]) -> list[str]:
+    """Name what differs between two runs and can be why their results do: settings, start and training tasks.
+
+    Another component is one difference: the settings that only one of the two has belong to it.
+    """
+    one, two = figures.settings_of(run), figures.settings_of(other)
+
+    def differs(key: str) -> bool:
+        section = key.partition(".")[0]
+        use = f"{section}.use"
+        if {key, section} & NO_RESULT or one.get(key) == two.get(key):
+            return False
+        return (key in one and key in two) or (use in one and one[use] == two.get(use))
+
+    keys = [".".join(key.split(".")[:2]).removesuffix(".use") for key in dict.fromkeys([*one, *two]) if differs(key)]
+    found = list(dict.fromkeys(keys))
+    fingerprints = [dig(each.manifest, "data", "train", "fingerprint") for each in (run, other)]
+    if fingerprints[0] != fingerprints[1] and not any(key.startswith(("tasks", "run.train")) for key in found):
+        found.append("the training tasks")
+    return [*found, *(["the start"] if _begun(run, known) != _begun(other, known) else [])]
 
 
 def seed_of(run: RunData) -> Any:

@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points
+from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points, sign_test
 from agentrig.plan import resume_command, script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
@@ -187,6 +187,10 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     for change in changes(evidence):
         if change.text not in first:  # what is said below is not said here
             yield f"{change.text[0].upper()}{change.text[1:]}."
+    if evidence.where.startswith("held-out"):
+        p = sign_test(*evidence.changed[:2])
+        yield from figures.paired(accuracy["before_ci95"], accuracy["after_ci95"], p)
+    yield from filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))])
     pairs = before_after(evidence)
     shown = pairs["shown"][:1] if pairs else []
     if pairs and pairs["worse"]:  # not only the one that got better

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from agentrig.run.evaluate import Evaluation
 
 
+STARTING = "the starting model"
+
+
 @click.command("eval")
 @configured
 @model_options
@@ -61,6 +64,8 @@ def eval_(
     """
     from agentrig.run.evaluate import eval_tasks, evaluate
     from agentrig.run.metrics import failure_lines
+    from agentrig.run.splits import labels_among
+    from agentrig.view.figures import held_out_labels
 
     prompts = options["prompts"]
     named = names_model(words, options)
@@ -74,6 +79,9 @@ def eval_(
     if limit is None and len(tasks) == plan.run.report_tasks:
         where += "; run.report_tasks limits it, --limit 0 measures all"
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
+    start = checkpoint or (getattr(plan.configs["algorithm"], "model", "") if measured == STARTING else "")
+    if start and (said := held_out_labels(labels_among(tasks, start), len(tasks), of="task")):
+        click.echo(said, err=True)
     predictions = _Predictions(save)
     with closing(predictions), progress(len(tasks)) as shown:
         found = evaluate(
@@ -107,7 +115,7 @@ def _model(server: Any) -> str:
     from agentrig.external.config import EndpointConfig
 
     there = isinstance(server, Endpoint | EndpointConfig)
-    return f"{server.model} at {server.base_url}" if there else "the starting model"
+    return f"{server.model} at {server.base_url}" if there else STARTING
 
 
 class _Predictions:

@@ -346,8 +346,9 @@ def next_step(evidence: Evidence) -> str:
         return more
     if len(values) > 2:
         return weak_slice(evidence)
-    seldom = "Validation was measured too seldom (algorithm.validate_every) to say whether it still rose. To find out, "
-    return no_more(evidence) or f"{seldom}{train_on(evidence)}"
+    seen = amount(len(values), "validation")
+    said = f"Whether validation still rose cannot be read from {seen} (algorithm.validate_every sets how many). "
+    return no_more(evidence) or f"{said}To find out, {train_on(evidence)}"
 
 
 def weak_slice(evidence: Evidence) -> str:
@@ -387,9 +388,11 @@ def more(evidence: Evidence) -> str:
     limited = evidence.value("run.report_tasks") and dig(evidence.run.manifest, "data", "report", "tasks")
     judged = evidence.changed[3]
     if 0 < judged < 4 * least_gain() and not limited:
+        # other shares hold out tasks that the model has seen the answers of
+        warm_up = ", with a new warm-up if it is tasks.shares" if figures.labels(evidence.run.manifest)[0] else ""
         return (
             f"Few tasks, here {judged}, can show a large gain only. Measure more of them (for rows of a file: "
-            f"tasks.shares, or more rows) and start anew, or {train_on(evidence)}"
+            f"tasks.shares, or more rows) and start anew{warm_up}, or {train_on(evidence)}"
         )
     measured = "measure more held-out tasks (run.report_tasks), or " if limited else ""
     said = f"{measured}{train_on(evidence)}"
