@@ -191,8 +191,10 @@ def more_seeds(runs: Sequence[RunData], *, each: bool) -> str:
     used = sorted(filter(str.isdecimal, set().union(*seeds)), key=int)
     wanted = [*used, *(seed for seed in map(str, range(n + len(used))) if seed not in used)]
     if len(single) > NAMES or any(script_of(run.directory) for run in single):
-        of = ", ".join(sorted(wanted[: max(n, len(used))], key=int))
-        return f"{said}: train each with those of the seeds {of} that it lacks (run.seed), then compare all of them."
+        listed = ", ".join(sorted(wanted[: max(n, len(used))], key=int))
+        return (
+            f"{said}: train each with those of the seeds {listed} that it lacks (run.seed), then compare all of them."
+        )
     loops: dict[str, list[str]] = {}
     every: list[Path] = []
     for group, of in zip(groups.values(), seeds, strict=True):

@@ -126,6 +126,7 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     measured = figures.held_out(run)
     stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
+    before, after = (measured["accuracy"][f"{end}_ci95"] for end in tables.ENDS)
     found |= {
         "running": run.running,
         "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
@@ -134,7 +135,7 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
         "chance": chance,
         "significant": bool(chance) and p <= SIGNIFICANT,
         "remarks": [
-            *(figures.paired(*(measured["accuracy"][f"{end}_ci95"] for end in tables.ENDS), p) if chance else []),
+            *(figures.paired(before, after, p) if chance else []),
             *filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))]),
         ],
     }

@@ -79,7 +79,7 @@ def eval_(
     if limit is None and len(tasks) == plan.run.report_tasks:
         where += "; run.report_tasks limits it, --limit 0 measures all"
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
-    start = checkpoint or (getattr(plan.configs["algorithm"], "model", "") if measured == STARTING else "")
+    start: object = checkpoint or (getattr(plan.configs["algorithm"], "model", "") if measured == STARTING else "")
     if start and (said := held_out_labels(labels_among(tasks, start), len(tasks), of="task")):
         click.echo(said, err=True)
     predictions = _Predictions(save)
