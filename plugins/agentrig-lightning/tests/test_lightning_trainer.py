@@ -288,6 +288,14 @@ if __name__ == "__main__":
 """
 
 
+def test_only_agentrig_run_has_set_for_the_settings_of_a_cure() -> None:
+    class Shown(Trainer):
+        shows = True
+
+    said = "algorithm.max_tokens=9 does;\n  agentrig train RECIPE algorithm.use=grpo algorithm.model=DIR"
+    assert Shown()._in_own_words(said, []) == f"--set {said}"
+
+
 @pytest.mark.slow
 def test_an_error_about_a_setting_of_verl_has_the_script_s_name_for_it(tmp_path: Path) -> None:
     text = LEARNER.replace('"train_batch_size": 4', '"train_batch_size": 4, "max_prompt_length": 1 << 20, '
