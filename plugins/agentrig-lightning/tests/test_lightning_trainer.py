@@ -253,6 +253,7 @@ def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
     assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.trainer"
     assert idle.returncode == 1
     assert "idle.py has ended without a run: it called neither fit nor dev" in idle.stderr
+    assert "One that needs no Trainer runs with: python idle.py" in idle.stderr
     assert "there is no script gone.py" in agentrig(tmp_path, "run", "gone.py").stderr
 
 

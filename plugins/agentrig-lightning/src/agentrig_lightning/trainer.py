@@ -466,5 +466,5 @@ def launch(
     if not ScriptTrainer.made:
         raise ConfigError(
             f"{script} has ended without a run: it called neither fit nor dev of Agent Lightning's Trainer. Does it "
-            "take arguments, or import another Trainer?"
+            f"take arguments, or import another Trainer? One that needs no Trainer runs with: python {script}"
         )
