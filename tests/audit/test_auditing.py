@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psutil
 import pytest
 import torch
@@ -201,3 +202,10 @@ def test_one_process_of_its_own_judges_all_audited_answers(toy_plan: Callable[..
         (pid,) = rebuilt._scorer._pool.processes()
         assert pid != os.getpid()
     assert not psutil.pid_exists(pid)
+
+
+def test_what_a_script_s_run_was_before_a_resume_is_asked_of_the_script_of_now():
+    plan = attrs.evolve(resolve("mini"), resumes="agentrig run --resume {run} script.py")
+    before = {**plan.as_dict(), "run": {**plan.as_dict()["run"], "plugins": ["/of/a/process/that/ended.py"]}}
+    now = Rebuilt(plan).sources()
+    assert now.under(before) is now

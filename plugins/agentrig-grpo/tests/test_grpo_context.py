@@ -64,8 +64,10 @@ def test_a_model_that_is_not_there_is_named_before_a_runner_starts(tmp_path, mon
 
 
 def test_a_reply_must_leave_room_for_a_prompt(model_dir, caplog):
-    with pytest.raises(ConfigError, match=r"max_tokens = 512 leaves no room for a prompt in a context of 512 tokens"):
+    with pytest.raises(ConfigError, match=r"algorithm\.max_tokens=128 leaves prompts 384; .* with --context TOKENS"):
         check_context(model_dir, max_length=0, max_tokens=512)
+    with pytest.raises(ConfigError, match=r"for longer ones, raise algorithm\.max_length"):
+        check_context(model_dir, max_length=300, max_tokens=512)
     assert check_context(model_dir, max_length=0, max_tokens=256) == 512
     assert not caplog.text
     assert check_context(model_dir, max_length=300, max_tokens=200) == 300

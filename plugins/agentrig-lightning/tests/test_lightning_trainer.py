@@ -253,6 +253,7 @@ def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
     assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig_lightning.trainer"
     assert idle.returncode == 1
     assert "idle.py has ended without a run: it called neither fit nor dev" in idle.stderr
+    assert "One that needs no Trainer runs with: python idle.py" in idle.stderr
     assert "there is no script gone.py" in agentrig(tmp_path, "run", "gone.py").stderr
 
 
@@ -286,6 +287,14 @@ if __name__ == "__main__":
                      "trainer": {"total_epochs": 1, "test_freq": -1, "save_freq": 1}})
     agl.Trainer(n_runners=2, algorithm=verl).fit(Odd(), train_dataset=rows, val_dataset=rows[:4])
 """
+
+
+def test_only_agentrig_run_has_set_for_the_settings_of_a_cure() -> None:
+    class Shown(Trainer):
+        shows = True
+
+    said = "algorithm.max_tokens=9 does;\n  agentrig train RECIPE algorithm.use=grpo algorithm.model=DIR"
+    assert Shown()._in_own_words(said, []) == f"--set {said}"
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from agentrig.audit.verdicts import FIRST, GIVEN, LINKS, NO_WEIGHTS, SHARE, UNSE
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, ConfigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
-from agentrig.plan import Plan, resolve, script_of, to_toml
+from agentrig.plan import RESUME, Plan, resolve, script_of, to_toml
 from agentrig.processes.put_back import put_back, torch_put_back
 from agentrig.rewards import Score
 from agentrig.run.damage import reading, writing
@@ -293,6 +293,8 @@ class Rebuilt:
 
         def under(config: Mapping[str, Any]) -> Sources:
             """Build the same from other settings, once; `now` if these are of other things."""
+            if self._plan.resumes != RESUME:  # a script's: its file of an earlier process is gone, and this one's holds
+                config = {**config, "run": {**config["run"], "plugins": self._plan.as_dict()["run"]["plugins"]}}
             wanted = _of_sources(config)
             known = [(_of_sources(self._plan.as_dict()), now), *((had, found) for _, had, found in self._earlier)]
             for had, found in known:

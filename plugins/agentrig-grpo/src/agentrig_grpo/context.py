@@ -20,6 +20,9 @@ UNKNOWN = 4096
 """The context of a model whose configuration names none, in tokens."""
 
 
+LONGER = "take a model with a longer context (agentrig warmup makes one with --context {})"
+
+
 def context_of(config: Any, max_length: int) -> int:
     """Return the context that a model is served with, in tokens.
 
@@ -37,8 +40,8 @@ def context_of(config: Any, max_length: int) -> int:
     if own and max_length > own:
         raise ConfigError(
             f"[algorithm] max_length = {max_length}: this model's context is {own} tokens "
-            "(max_position_embeddings in its config.json). algorithm.max_length=0 takes the model's own; or take a "
-            f"model with a longer context (agentrig warmup makes one with --context {max_length})"
+            "(max_position_embeddings in its config.json). algorithm.max_length=0 takes the model's own, if prompts "
+            f"and replies fit in it; or {LONGER.format(max_length)}"
         )
     return max_length or own or UNKNOWN
 
@@ -78,9 +81,11 @@ def check_context(directory: Path, *, max_length: int, max_tokens: int) -> int:
     if not max_length and not getattr(config, "max_position_embeddings", None):
         log.warning("%s names no context: %d tokens are assumed; algorithm.max_length sets it", directory, context)
     if max_tokens >= context:
+        fewer = max(1, context // 4)
         raise ConfigError(
-            f"[algorithm] max_tokens = {max_tokens} leaves no room for a prompt in a context of {context} tokens; "
-            f"lower max_tokens{', or raise max_length' if max_length else ''}"
+            f"[algorithm] max_tokens = {max_tokens} leaves no room for a prompt in a context of {context} tokens. "
+            f"algorithm.max_tokens={fewer} leaves prompts {context - fewer}; for longer ones, "
+            f"{'raise algorithm.max_length' if max_length else LONGER.format('TOKENS')}"
         )
     if max_tokens > context // 2:
         log.warning(

@@ -41,8 +41,10 @@ from agentrig_lightning.verl import credit_for, in_words_of_script, is_verl, key
 
 log = logging.getLogger(__name__)
 
-SETTING = re.compile(r"(?<![\w.\-])(?<!--set )(algorithm|credit|hardware|run|runners|server)\.\w+=\S+")
-"""A setting in an error's cure, as a command with settings takes it; `agentrig run` has `--set` for it."""
+SETTING = re.compile(
+    r"(agentrig train .*)|(?<![\w.\-])(?<!--set )(?:algorithm|credit|hardware|run|runners|server)\.\w+=\S+"
+)
+"""A setting in an error's cure; `agentrig run` has `--set` for it. Those of `agentrig train` (group 1) stay."""
 
 SERVE = "serve the run's store with `agentrig train --store HOST:PORT`, and let runners join with `agentrig runner`"
 
@@ -283,7 +285,7 @@ class Trainer(LightningTrainer):
             settings = [setting.partition("=")[0] for setting in (*self.more, *self.settings)]
             chosen = [name.removeprefix("algorithm.") for name in settings if name.startswith("algorithm.")]
             message = in_words_of_script(message, keys, chosen)
-        return SETTING.sub(r"--set \g<0>", message) if self.shows else message
+        return SETTING.sub(lambda m: m[1] or f"--set {m[0]}", message) if self.shows else message
 
     def _going_on(self, resumes: str, said: str) -> str:
         """Return how a run that an error ended resumes; '' if it has no checkpoint, or the error says it."""
@@ -464,5 +466,5 @@ def launch(
     if not ScriptTrainer.made:
         raise ConfigError(
             f"{script} has ended without a run: it called neither fit nor dev of Agent Lightning's Trainer. Does it "
-            "take arguments, or import another Trainer?"
+            f"take arguments, or import another Trainer? One that needs no Trainer runs with: python {script}"
         )

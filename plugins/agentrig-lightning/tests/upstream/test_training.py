@@ -38,7 +38,7 @@ SPLITS = ("run.validation=test_dev_500", "run.report=test", "run.report_tasks=1"
 def example(checkout: Path, spider_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of upstream's folder, with Spider as its `data`."""
     folder = tmp_path_factory.mktemp("upstream") / "spider"
-    shutil.copytree(checkout / "examples" / "spider", folder)
+    shutil.copytree(checkout / "examples" / "spider", folder, ignore=shutil.ignore_patterns("data", "models", "runs"))
     (folder / "data").symlink_to(spider_dir)
     (folder / "lit.py").write_text(PLUGIN)
     return folder
