@@ -179,8 +179,8 @@ def test_the_bound_of_a_model_that_is_sure_of_its_tokens_is_that_of_its_logits(
 
 
 def test_why_no_call_is_a_sample_is_said_as_it_is() -> None:
-    of = {"response": {}, "prompt": [1], "reply": [2], "logprobs": [-0.1]}
-    requests = [({"seed": 0}, 0), ({"seed": 5, "temperature": 0.2}, 0), ({}, 3)]
+    of: dict[str, Any] = {"response": {}, "prompt": [1], "reply": [2], "logprobs": [-0.1]}
+    requests: list[tuple[dict[str, Any], int]] = [({"seed": 0}, 0), ({"seed": 5, "temperature": 0.2}, 0), ({}, 3)]
     calls = [Call(rollout="r", span="s", request=request, version=version, **of) for request, version in requests]
     record, rows = SimpleNamespace(demonstrations=""), [SimpleNamespace(group="g", calls=calls)]
     step: Any = SimpleNamespace(number=1, line={}, settings={}, record=record, rows=rows, weights=lambda version: None)
