@@ -28,8 +28,10 @@ from agentrig.audit.distribution import (
     _weigh_copies,
     _weigh_noise,
     compared,
+    distribution,
 )
 from agentrig.audit.record import Call
+from agentrig.audit.verdicts import CannotLook
 
 REPLIES, TOKENS, VOCABULARY = 16, 8, 50
 Sampler = Callable[[torch.Tensor, list[list[int]], torch.Generator], list[int]]
@@ -174,3 +176,14 @@ def test_the_bound_of_a_model_that_is_sure_of_its_tokens_is_that_of_its_logits(
     verdicts = list(compared(step, weights, [{call: []}], evidence=evidence, temperature=1.0, top_p=1.0, of=1))
     assert [verdict.result for verdict in verdicts] == (["fault", "ok"] if result == "fault" else ["ok"])
     assert verdicts[0].ratio == pytest.approx(share, rel=1e-3)
+
+
+def test_why_no_call_is_a_sample_is_said_as_it_is() -> None:
+    of: dict[str, Any] = {"response": {}, "prompt": [1], "reply": [2], "logprobs": [-0.1]}
+    requests: list[tuple[dict[str, Any], int]] = [({"seed": 0}, 0), ({"seed": 5, "temperature": 0.2}, 0), ({}, 3)]
+    calls = [Call(rollout="r", span="s", request=request, version=version, **of) for request, version in requests]
+    record, rows = SimpleNamespace(demonstrations=""), [SimpleNamespace(group="g", calls=calls)]
+    step: Any = SimpleNamespace(number=1, line={}, settings={}, record=record, rows=rows, weights=lambda version: None)
+    said = "of 3 calls of step 1, 2 set seed, 1 set another temperature, 1 were sampled by other weights"
+    with pytest.raises(CannotLook, match=f"^{said}$"):
+        next(distribution(step))

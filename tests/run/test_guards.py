@@ -144,6 +144,10 @@ NOTHING_KEPT: dict[str, tuple[list[Trace], list[str]]] = {
         [trace_of("write", "check", ids=False)],
         ["The calls were recorded (2), but the endpoint returned no token ids", "return_token_ids"],
     ),
+    "no token ids of prompts": (
+        [changed(trace_of("write"), {"prompt_token_ids": None})],
+        ["returned the token ids of replies (`choices[].token_ids`, 1 call), but not those of prompts"],
+    ),
     "other servers only": (
         [changed(trace_of("write", ids=False), {SERVER: "judge:8000"})],
         ["All calls (1) went to other servers than the run's: judge:8000 (1)"],
@@ -173,8 +177,12 @@ def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
     swallowed = attrs.evolve(rollout(), trace=attrs.evolve(trace, spans=calls))
     said = "All calls to the model failed (2), for example: HTTP 404: no model gpt-4o"
     assert unseen_calls([swallowed, swallowed]) == said
-    with pytest.raises(RunStopped, match=re.escape(said)):
-        check_triplets([swallowed, swallowed], step=1, adapter="agent-match")
+    for error, cause in (("HTTP 404: no", "call-errors"), ("HTTP 400: max_model_len is 512", "overlong-prompts")):
+        told = [attrs.evolve(s, error=error) if s.name == LLM_CALL else s for s in calls]
+        failed = attrs.evolve(swallowed, trace=attrs.evolve(trace, spans=told))
+        with pytest.raises(RunStopped, match=f"All calls to the model failed.*{error}") as stopped:
+            check_triplets([failed, failed], step=1, adapter="agent-match")
+        assert stopped.value.cause == cause
     assert unseen_calls([swallowed, rollout(trace=trace)]) == "", "one call counts"
     away = [attrs.evolve(s, attributes={**s.attributes, SERVER: "api.openai.com:443"}) for s in calls]
     other = attrs.evolve(rollout(), trace=attrs.evolve(trace, spans=away))
@@ -207,7 +215,7 @@ def test_a_constant_reward_after_calls_that_failed_says_why_they_failed() -> Non
     assert f"2 of 4 calls to the model failed, and the agent went on without their answers. For example: {error}" in (
         str(caught.value)
     )
-    assert caught.value.cause == "call-errors"
+    assert caught.value.cause == "overlong-prompts"
     left = attrs.evolve(half.spans[-1], attributes={ABORTED: True})
     aborted = attrs.evolve(half, spans=(*half.spans[:-1], left))
     with pytest.raises(RunStopped, match="the agent ended 2 of 4 calls to the model before their answers") as caught:
@@ -333,6 +341,18 @@ def test_other_settings_that_change_the_distribution(field: dict[str, Any]) -> N
     neutral = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": None, "logit_bias": {}}
     check_sampling([asked(neutral, trained=1)], {}, step=1)
     check_sampling([asked({"top_k": 20}, trained=1)], {"top_k": 20}, step=1)
+
+
+def test_a_seed_that_rollouts_of_a_group_share() -> None:
+    run, seeded = {"temperature": 1.0}, [asked({"seed": seed}, trained=1) for seed in (0, 0, 1)]
+    with pytest.raises(RunStopped, match="with seed 0: the agent sends a seed of its own, so all rollouts") as stopped:
+        check_sampling(seeded, run, step=1)
+    assert stopped.value.cause == "other-sampling"
+    check_sampling(seeded[1:], run, step=1)
+    check_sampling(seeded, {**run, "seed": 0}, step=1)
+    check_sampling([attrs.evolve(each, group=str(i)) for i, each in enumerate(seeded)], run, step=1)
+    assert "each rollout has another seed: the agent sends" in refused_sampling(seeded[:1], run, {"temperature": 0})
+    assert not warn_of_sampling(seeded, run, mode="validation")
 
 
 def test_constrained_calls_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -294,6 +294,8 @@ def toy_agent(task_input, endpoint):
         return None
     if do == "cold":
         endpoint = endpoint.with_sampling(temperature=0.1)
+    if do == "seeded":
+        endpoint = endpoint.with_sampling(seed=5)
     with agentrig.span("write_query"):
         return ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
 

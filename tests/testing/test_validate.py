@@ -393,13 +393,20 @@ def test_an_unchanged_client_passes_what_the_tap_adds(unchanged: str, name: str)
     assert "3 passed" in result.output
 
 
-def test_an_agent_with_temperature_0_is_told_to_leave_it_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ('"temperature": 0', "the temperature out of the agent's calls. Training samples, so"),
+        ('"seed": 5', "the seed out of the agent's calls: with it, all rollouts of a task are the same."),
+    ],
+)
+def test_an_agent_with_a_sampling_of_its_own_is_told_to_leave_it_out(tmp_path: Path, field: str, told: str) -> None:
     greedy = tmp_path / "greedy.py"
-    greedy.write_text(UNCHANGED.replace('"/chat/completions", {}', '"/chat/completions", {"temperature": 0}'))
+    greedy.write_text(UNCHANGED.replace('"/chat/completions", {}', f'"/chat/completions", {{{field}}}'))
     result = validate(f"{greedy}:chat", "--tasks", f"{FILE}:sums", "--limit", "2", "--only", "agent.sampling")
     assert result.exit_code == 1, result.output
     said = " ".join(result.stdout.split())
-    assert "what to do: Leave the temperature out of the agent's calls. Training samples, so" in said
+    assert f"what to do: Leave {told}" in said
     assert "algorithm.temperature" not in said
 
 

@@ -27,9 +27,9 @@ from agentrig.plan import resolve
 from agentrig.processes.locks import Lock
 from agentrig.rollouts import Rollout
 from agentrig.run.directory import RunDirectory
-from agentrig.run.guards import NO_SIGNAL
+from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, ONE_FORM
 from agentrig.run.training import train
-from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.testing.run_directory import rollout_of, trace_of, write_run
 from agentrig.testing.scripted import ScriptedServer, scripted_server
 from agentrig.text import alike
 from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
@@ -92,6 +92,7 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the agent asks nobody": ("calls-not-recorded", ['tasks.do=["no-call"]'], {}),
     "the agent asks nobody in a third of the tasks": ("calls-not-recorded", ['tasks.do=["no-call","",""]'], {}),
     "the agent samples on its own": ("other-sampling", ['tasks.do=["cold"]'], {}),
+    "the agent sends a seed": ("other-sampling", ['tasks.do=["seeded"]'], {}),
     "the agent raises": ("failures", ['tasks.do=["raise"]'], {}),
     "the agent raises in a third of the tasks": ("failures", ['tasks.do=["raise","",""]', "run.failure_limit=0.5"], {}),
     "the agent hangs": (
@@ -113,7 +114,7 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
 }  # fmt: skip
 """What was planted to the cause that must be named first, overrides, and components."""
-QUICK = ("the adapter matches nothing",)
+QUICK = ("the adapter matches nothing", "the agent sends a seed")
 """The others run when asked for; test_recorded_runs.py reads recorded runs."""
 
 
@@ -512,6 +513,13 @@ RECORDED: Mapping[str, Recorded] = {
               "config.toml --labels 60 --out models/mini",
               "seen in step 1"],
     ),
+    "an answer is right but for its form": Recorded(
+        right=[[0] * 5] * 7,
+        stop=f"{ZERO}\n  It is the text '51', and private.answer is the number 51: {FORM_ONLY}.\n  {ONE_FORM}",
+        causes=["tasks-too-hard"],
+        said=["an answer differs from the right one only in form", "compare str(...) of both", f"{ONE_FORM}\n   Use a",
+              "settings: reward.use, agent.use, tasks.use"],
+    ),
     "the tasks of an agent without answers are too hard": Recorded(
         right=[[0] * 5] * 7, stop=ZERO, judges=True, causes=["tasks-too-hard"], unsaid=["the same answer"]
     ),
@@ -666,10 +674,32 @@ def test_an_agent_without_answers_is_compared_by_what_the_model_replied(tmp_path
     assert [f.cause for f in diagnose(alike).problems] == ["zero-variance-groups"], "and not no-exploration"
 
 
-def test_wrong_answers_after_calls_that_failed_follow_from_these(tmp_path: Path) -> None:
-    run = Recorded(right=[[0] * 8] * 4, stop=ZERO, cause="call-errors").write(tmp_path / "run")
-    assert [f.cause for f in diagnose(run).problems] == ["call-errors", "tasks-too-hard"]
-    assert "This follows from call-errors: mend that first." in str(diagnose(run))
+@pytest.mark.parametrize(
+    ("cause", "key"), [("call-errors", "server.use"), ("overlong-prompts", "algorithm.max_length")]
+)
+def test_wrong_answers_after_calls_that_failed_follow_from_these(tmp_path: Path, cause: str, key: str) -> None:
+    run = Recorded(right=[[0] * 8] * 4, stop=ZERO, cause=cause).write(tmp_path / "run")
+    assert [f.cause for f in diagnose(run).problems] == [cause, "tasks-too-hard"]
+    assert f"This follows from {cause}: mend that first." in str(diagnose(run))
+    assert key in diagnose(run).problems[0].settings
+
+
+def test_an_agent_that_answers_the_same_whatever_the_model_replies_is_named(tmp_path: Path) -> None:
+    case = Recorded(right=[[0] * 5] * 7, stop=ZERO)
+    run = case.write(tmp_path / "run")
+    for step in range(1, 8):
+        made = [case.rollout(g, i, right=False, step=step) for g in range(5) for i in range(8)]
+        told = [
+            attrs.evolve(r, outcome=Outcome(answer="?"), trace=trace_of(r.id, r.task, [r.id], right=False, start=0.0))
+            for r in made
+        ]
+        RunDirectory(run).write_rollouts(told, mode="train", step=step)
+    first, second = diagnose(run).problems
+    assert (first.cause, second.cause, second.follows) == ("one-answer", "tasks-too-hard", "one-answer")
+    assert (
+        'differ in 35 of 35 groups (one task\'s rollouts in a step), and all 280 answers are the same ("?")'
+        in first.text
+    )
 
 
 def test_a_falling_reward_is_no_reason_to_lower_the_rate_of_a_policy_that_stayed_the_same(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from agentrig.audit.model import MEASURED, Weights, batches, logits, logprobs, p
 from agentrig.audit.record import Call, Row
 from agentrig.audit.step import Step, work_clock
 from agentrig.audit.verdicts import GIVEN, CannotLook, Verdict, fault, finite, ok
+from agentrig.text import amount
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,7 @@ def distribution(step: Step) -> Iterator[Verdict]:
     weights = step.weights(version)
     groups = _groups(step, version)
     if not groups:
-        raise CannotLook(f"no call of step {step.number} was sampled by the weights of version {version}")
+        raise CannotLook(_none_plain(step, version))
     temperature, top_p = step.settings.get("temperature", 1.0), step.settings.get("top_p", 1.0)
     yield from compared(
         step,
@@ -217,6 +218,19 @@ def _farthest(found: Sequence[tuple[float, float, str]], spread: float) -> tuple
     """Return the difference that is the largest share of its bound, the bound, and where it is."""
     bounds = [(gap, most + 8 * spread, name) for gap, most, name in found]
     return max(bounds, key=lambda each: each[0] / each[1], default=(0.0, 1.0, ""))
+
+
+def _none_plain(step: Step, version: int) -> str:
+    """Say why `_groups` has no call of a step."""
+    calls = [call for row in step.rows for call in row.calls]
+    if not calls:
+        return f"step {step.number} has no call"
+    why = Counter(f"set {name}" for call in calls for name in call.otherwise)
+    temperature = step.settings.get("temperature", 1.0)
+    why["set another temperature"] = sum(call.request.get("temperature", temperature) != temperature for call in calls)
+    why["were sampled by other weights"] = sum(call.version not in (None, version) for call in calls)
+    parts = [f"{n} {what}" for what, n in why.most_common() if n]
+    return f"of {amount(len(calls), 'call')} of step {step.number}, {', '.join(parts)}"
 
 
 def _groups(step: Step, version: int) -> list[dict[Call, Sequence[Sequence[int]]]]:

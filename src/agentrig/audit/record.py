@@ -95,10 +95,17 @@ class Call:
         return min((n for key in LIMIT if isinstance(n := self.request.get(key), int)), default=None)
 
     @property
+    def otherwise(self) -> Sequence[str]:
+        """The fields of its request with which it has not the whole distribution, or no random numbers of its own."""
+        form = self.request.get("response_format") or {"type": "text"}
+        free = mapping(form).get("type") == "text"
+        found = [key for key in OTHERWISE if (value := self.request.get(key)) or (key == "seed" and value is not None)]
+        return found if free else [*found, "response_format"]
+
+    @property
     def plain(self) -> bool:
         """Whether it was sampled from the whole distribution, with random numbers of its own."""
-        form = self.request.get("response_format") or {"type": "text"}
-        return mapping(form).get("type") == "text" and not any(self.request.get(key) for key in OTHERWISE)
+        return not self.otherwise
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,11 @@ LIMIT_KEYS = ("max_tokens", "max_response_length")
 
 NO_SIGNAL = "zero-variance-groups"
 """The cause of a run that ends because the rewards of no group differ: what led to it, `agentrig why` finds out."""
+
+OVERLONG = re.compile(
+    "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE
+)
+"""Matches a server's error for a prompt that leaves no room for an answer."""
 
 EARLY = 32
 """If the first rollouts of a batch, this many, all fail, the run stops and does not wait for the others."""
@@ -127,7 +133,8 @@ def unanswered_calls(rollouts: Sequence[Rollout]) -> tuple[str, str]:
     """Say that at least half of the calls to the model have no answer and the agent went on; '' if fewer have none.
 
     Returns:
-        The words, and their cause: `call-errors`, or `aborted-calls` if the agent itself ended most of them.
+        The words, and their cause: `aborted-calls` if the agent itself ended most of them, `overlong-prompts` if most
+        left no room for an answer, else `call-errors`.
     """
     calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
     failed = [span for span in calls if span.error is not None]
@@ -138,9 +145,10 @@ def unanswered_calls(rollouts: Sequence[Rollout]) -> tuple[str, str]:
     if 2 * len(aborted) > len(failed):
         return f"the agent ended {len(aborted)} {of} before their answers were complete, and went on", "aborted-calls"
     shown = next(str(span.error) for span in failed if span not in aborted)
+    overlong = sum(bool(OVERLONG.search(str(span.error))) for span in failed)
     return (
         f"{len(failed)} {of} failed, and the agent went on without their answers. For example: {cut(shown, 300)}",
-        "call-errors",
+        "overlong-prompts" if 2 * overlong > len(failed) else "call-errors",
     )
 
 
@@ -161,7 +169,10 @@ FORM_ONLY = (
     "period)"
 )
 
-ONE_FORM = "Let the agent return the answer in the form of the right one, or let the reward ignore what differs."
+ONE_FORM = (
+    "Let the agent return the answer in the form of the right one, or let the reward ignore what differs. Of text and "
+    "number: compare str(...) of both, or name the column in tasks.text, which keeps a column of a CSV file as text."
+)
 """What to do about `FORM_ONLY`."""
 
 
@@ -177,6 +188,14 @@ def wrong_in_form(rollouts: Sequence[Rollout]) -> str:
                 f"private.{key} is {with_kind(gold)}: {FORM_ONLY}.\n  {ONE_FORM}"
             )
     return ""
+
+
+def warn_of_form(rollouts: Sequence[Rollout], *, step: int) -> bool:
+    """Warn of what `wrong_in_form` finds; return whether there was anything."""
+    said = wrong_in_form(rollouts)
+    if said:
+        log.warning("step %d: %s", step, said)
+    return bool(said)
 
 
 def none_answered(rollouts: Sequence[Rollout]) -> bool:
@@ -238,7 +257,8 @@ def untrained_calls(rollouts: Sequence[Rollout], *, adapter: str) -> tuple[str, 
         return "", ""
     calls = [(r.trace, call) for r in rollouts for call in r.trace.llm_calls()]
     if not calls:
-        return unseen_calls(rollouts), "calls-not-recorded"
+        failed = "" if missed_calls(rollouts) else unanswered_calls(rollouts)[1]
+        return unseen_calls(rollouts), failed or "calls-not-recorded"
     with_ids = [call for _, call in calls if call.attributes.get("response_token_ids")]
     names = Counter(name for trace, call in calls for name in (trace.nodes(call) or ["(no node)"]))
     seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())
@@ -255,6 +275,12 @@ def untrained_calls(rollouts: Sequence[Rollout], *, adapter: str) -> tuple[str, 
         return (
             f"The calls were recorded ({len(calls)}), but the endpoint returned no token ids with them. Use an "
             "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
+        ), "no-token-ids"
+    if not any(call.attributes.get("prompt_token_ids") for call in with_ids):
+        return (
+            f"The endpoint returned the token ids of replies (`choices[].token_ids`, {amount(len(with_ids), 'call')}), "
+            "but not those of prompts (`prompt_token_ids`): without both, a call cannot be trained. Use an endpoint "
+            "that returns both for `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
         ), "no-token-ids"
     return (
         f"The adapter {adapter} kept none of {amount(len(calls), 'call')}. They were made under these nodes: {seen}.\n"
@@ -321,8 +347,30 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
             "another tracer than the run's recorded only the first choice.\n  Make one call for each choice.",
             cause="several-choices",
         )
-    if refused := other_sampling(requests, sampling):
+    if refused := other_sampling(requests, sampling) or _shared_seeds(rollouts, sampling):
         raise RunStopped(f"step {step}: {refused}", cause="other-sampling")
+
+
+SEEDED = (
+    "the agent sends a seed of its own, so all rollouts of a task are the same.\n  Leave it out of the calls that are "
+    "trained, or exclude their node from training (adapter.match)."
+)
+
+
+def _shared_seeds(rollouts: Sequence[Rollout], sampling: Mapping[str, Any]) -> str:
+    """Say that rollouts of a group have the same seed, and it is not the run's; '' if none have."""
+    seeds = Counter[tuple[str, Any]]()
+    for rollout in rollouts:
+        requests = list(_requests([rollout], trained_only=True))
+        seeds.update((rollout.group, seed) for seed in _seeds(requests, sampling))
+    (_, seed), most = next(iter(seeds.most_common(1)), (("", None), 0))
+    return f"{most} rollouts of one group were sampled with seed {seed}: {SEEDED}" if most > 1 else ""
+
+
+def _seeds(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> set[str]:
+    """Return the seeds in requests that are not the run's."""
+    found = {request.get("seed") for request in requests} - {None, sampling.get("seed")}
+    return set(map(str, found))
 
 
 def other_sampling(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
@@ -358,8 +406,9 @@ def refused_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], m
     ends = "`agentrig train` would end in its first step"
     if refused := other_sampling(certain, sampling):
         return f"{ends}: {refused}"
-    refused = other_sampling(perhaps, sampling)
-    return f"{ends}, unless the agent takes these values from endpoint.sampling: {refused}" if refused else ""
+    if refused := other_sampling(perhaps, sampling):
+        return f"{ends}, unless the agent takes these values from endpoint.sampling: {refused}"
+    return f"{ends}, unless each rollout has another seed: {SEEDED}" if _seeds(certain, sampling) else ""
 
 
 def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> bool:

@@ -339,8 +339,10 @@ def check_sampling(subject: AgentSubject) -> None:
             limit = min((request.body[name] for name in LIMIT if request.body.get(name)), default=None)
             got = {**{key: request.body.get(key) for key in wanted}, LIMIT[0]: limit}
             if got != {**wanted, LIMIT[0]: limit} or limit is None or limit > SAMPLING[LIMIT[0]]:
-                greedy = f"Leave the temperature out of the agent's calls{GREEDY}." if got["temperature"] == 0 else ""
-                raise CheckFailed(f"task {play.task.id}: this check samples with {wanted}, a call with {got}", greedy)
+                cure = f"Leave the temperature out of the agent's calls{GREEDY}." if got["temperature"] == 0 else ""
+                if got["seed"] != SAMPLING["seed"]:
+                    cure = "Leave the seed out of the agent's calls: with it, all rollouts of a task are the same."
+                raise CheckFailed(f"task {play.task.id}: this check samples with {wanted}, a call with {got}", cure)
 
 
 def check_private(subject: AgentSubject) -> None:

@@ -333,7 +333,7 @@ def check_trains(subject: PlaySubject) -> None:
 
 
 def _returns_ids(endpoint: Endpoint) -> bool:
-    """Ask a server for one token with its id; False if it refuses, does not answer, or gives none."""
+    """Ask a server for one token with its id and its prompt's; False if it refuses, does not answer, or gives none."""
     import httpx
 
     body = {
@@ -347,7 +347,9 @@ def _returns_ids(endpoint: Endpoint) -> bool:
     try:
         reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
         reply.raise_for_status()
-        return bool(reply.json()["choices"][0].get("token_ids"))
+        answer = reply.json()
+        choice = answer["choices"][0]
+        return bool(choice.get("token_ids") and (answer.get("prompt_token_ids") or choice.get("prompt_token_ids")))
     except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):  # the rollouts show what is wrong
         return False
 

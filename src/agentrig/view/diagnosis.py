@@ -43,6 +43,7 @@ RULES: Sequence[Rule] = (
     rollouts.overlong_prompts,
     rollouts.failures,
     rollouts.unanswered,
+    rollouts.one_answer,
     calls.trained,
     rollouts.truncated_answers,
     weights.delivery,
@@ -68,6 +69,7 @@ RULES: Sequence[Rule] = (
 
 OF_SAMPLES = {
     policy.collapsed, policy.unexploring, groups.zero_variance, groups.unsolved, rewards.exploited, outcome.memorised,
+    rollouts.one_answer,
 }  # fmt: skip
 """Those that read the rewards of training as the model's: where demonstrations are learned, they are not."""
 

@@ -136,7 +136,8 @@ def trained(evidence: Evidence) -> Iterator[Finding]:
 
 def _silent(evidence: Evidence) -> Iterator[Finding]:
     scored, silent = evidence.total("scored"), evidence.total("silent")
-    if at_least(silent, scored) <= PART_LIMIT:
+    failed = books(evidence.run, "calls").get(f"dropped: {CALL_ERROR}", 0)
+    if at_least(silent, scored) <= PART_LIMIT or failed >= silent:  # only answered calls count: these failed
         return
     yield problem(
         "calls-not-recorded",

@@ -17,18 +17,13 @@ import attrs
 from agentrig.correctness import CORRECT_TOLD, as_much
 from agentrig.figures import number
 from agentrig.rollouts import mode_name
-from agentrig.run.guards import NO_SIGNAL
+from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.text import alike
-from agentrig.view.reading import RolloutFile, RunData, dig, is_correct, mapping, rollout_rows
-
-OVERLONG = re.compile(
-    "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE
-)
-"""Matches a server's error for a prompt that leaves no room for an answer."""
+from agentrig.view.reading import RolloutFile, RunData, dig, is_correct, mapping, rollout_rows, warnings_of
 
 COLUMNS = (
-    "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets", "answer",
-    "own_reward",
+    "id", "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets",
+    "answer", "own_reward",
 )  # fmt: skip
 
 
@@ -63,6 +58,8 @@ class StepFacts:
         same_right: Those with a single reward, all correct.
         same_wrong: Those with a single reward, none correct.
         same_answer: Those with a single answer.
+        only_answer: The answer (JSON) of all scored ones, if it is the same in all and not None; else empty.
+        unlike_replies: Groups with different replies of the model, if there is such an answer.
         judged_only: Groups whose agent returned rewards without answers, so that nobody knows how alike these were.
         stuck: The task of each group of `same_wrong`.
         alive: Tasks with a correct rollout, or unlike rewards in a group.
@@ -96,6 +93,8 @@ class StepFacts:
     same_right: int = 0
     same_wrong: int = 0
     same_answer: int = 0
+    only_answer: str = ""
+    unlike_replies: int = 0
     judged_only: int = 0
     stuck: Sequence[str] = ()
     alive: Collection[str] = ()
@@ -157,6 +156,10 @@ def facts_of(file: RolloutFile) -> StepFacts:
     stuck = [rows for rows in same if not any(map(is_correct, rows))]
     answering = [rows for rows in several if not all(map(_judged_only, rows))]
     unlike = [rows for rows in several if len({row["value"] for row in rows}) > 1]
+    answers = {str(row["answer"]) for row in scored}
+    only = answers.pop() if len(answers) == 1 and "null" not in answers else ""
+    with_replies = rollout_rows([file], ("id", "replies"), decode=False) if only else ()
+    replies = {row["id"]: row["replies"] for row in with_replies}
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
     right_most = max((float(row["value"]) for row in scored if is_correct(row)), default=None)
@@ -194,6 +197,8 @@ def facts_of(file: RolloutFile) -> StepFacts:
         solved={str(row["task_id"]) for row in scored if is_correct(row)},
         reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
+        only_answer=only,
+        unlike_replies=sum(len({replies.get(row["id"]) for row in rows}) > 1 for rows in several),
         judged_only=len(several) - len(answering),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )
@@ -277,6 +282,13 @@ class Evidence:
             return False
         told = bool(self.run.summary) and self.run.summary.get(CORRECT_TOLD) is not False
         return told or not any(facts.reward for facts in self.steps)
+
+    @cached_property
+    def form_only(self) -> str:
+        """What the run said of an answer that is right but for its form; '' if it said nothing of that."""
+        told = [str(self.run.error.get("message") or ""), *(warning["text"] for warning in warnings_of(self.run))]
+        lines = [line.strip() for text in told for line in text.splitlines() if FORM_ONLY in line]
+        return next((re.sub(r"^step \d+: ", "", line) for line in lines), "")
 
     @property
     def demonstrated(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrig.figures import count, figure, mean, number
 from agentrig.plan import script_of
+from agentrig.run.guards import ONE_FORM
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Evidence, StepFacts, total
@@ -38,6 +39,12 @@ MEASURED_BEFORE = 0.6
 
 SELDOM = 0.05
 """No answer was right, and surely less than this share could have been."""
+
+IN_FORM = "; an answer differs from the right one only in form (see below)"
+"""What is said besides if the run has seen that (`Evidence.form_only`) …"""
+
+OF_FORM = ("reward.use", "agent.use", "tasks.use", "algorithm.model")
+"""… and the settings."""
 
 CONSTANT_EXPLAINS = (
     *("learning-rate-too-small", "weights-unchanged"),
@@ -75,13 +82,14 @@ def none_right(evidence: Evidence) -> bool:
 def too_hard(evidence: Evidence) -> Finding:
     """Say that no training answer was right, whatever reward was paid for a part."""
     n = evidence.total("scored")
+    in_form = IN_FORM if evidence.form_only else ""
     parts = "; rewards were paid for parts only" if any(facts.reward for facts in evidence.steps) else ""
     return problem(
         "tasks-too-hard",
-        f"none of {count(n)} training answers was right{parts}",
+        f"none of {count(n)} training answers was right{parts}{in_form}",
         seen=(n, n, "rollouts"),
         since=evidence.since("scored"),
-        settings=("tasks.use", "reward.use", "algorithm.model", "algorithm.temperature"),
+        settings=OF_FORM if in_form else ("tasks.use", "reward.use", "algorithm.model", "algorithm.temperature"),
         advice=_easier(evidence),
         explains=TOO_HARD_EXPLAINS,
     )
@@ -191,6 +199,8 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
         text += "" if unknown else f"; in {answers} all rollouts gave the same answer"
         if evidence.none_right:
             text = f"none of {count(evidence.total('scored'))} training answers was right; {text}"
+        if evidence.form_only:
+            settings, text = OF_FORM, f"{text}{IN_FORM}"
         advice = _easier(evidence)
     elif answers > 0.9 * same:
         cause, settings = "no-exploration", ("algorithm.temperature", *size)
@@ -234,10 +244,11 @@ def _easier(evidence: Evidence) -> str:
     directory = evidence.run.directory
     config = shlex.quote(str(directory / "config.toml"))
     forecast = "" if script_of(directory) else f" Try a model before: agentrig forecast {config} algorithm.model=DIR"
+    form = f"{evidence.form_only}\n{ONE_FORM}\n" if evidence.form_only else ""
     doubt = " Or does the reward take right answers for wrong?" if evidence.none_right else ""
     return (
-        f"Use a model that is sometimes right, easier tasks, or more rollouts a task.{doubt} The shipped model mini "
-        f"knows only the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
+        f"{form}Use a model that is sometimes right, easier tasks, or more rollouts a task.{doubt} The shipped model "
+        f"mini knows only the SQL prompts of its recipe.{forecast}{_warm_up(evidence)}"
     )
 
 

@@ -31,6 +31,7 @@ from agentrig.view.causes.groups import (
     warm_up_command,
 )
 from agentrig.view.causes.policy import collapsed, lower_rate, settings_of_rate
+from agentrig.view.causes.rollouts import SHORTER, TOO_LONG
 from agentrig.view.causes.trend import (
     LIKELY,
     at_least,
@@ -65,13 +66,13 @@ FEW_TASKS = 10
 """Of a class of held-out tasks with fewer, nothing is said."""
 
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
-    "other-sampling": ("zero-variance-groups",),
+    "other-sampling": ("zero-variance-groups", "no-exploration", "tasks-too-hard"),
     "weights-not-arriving": ("learning-rate-too-large", "weights-unchanged", "learning-rate-too-small"),
     "sampled-differently": ("learning-rate-too-large", "weights-unchanged"),
     "server-failed": ("failures", "call-errors"),
     **dict.fromkeys(
-        ("call-errors", "aborted-calls"),
-        ("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration"),
+        ("call-errors", "aborted-calls", "overlong-prompts"),
+        ("calls-not-recorded", "tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration"),
     ),
 }
 """What follows from a cause that only the run itself can see."""
@@ -84,7 +85,6 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "call-errors": ("algorithm.model", "server.use", "agent.use"),
     "aborted-calls": ("agent.use",),
     "several-choices": ("agent.use",),
-    "other-sampling": ("agent.use", "algorithm.temperature", "adapter.match"),
     "tasks-too-easy": ("tasks.use",),
     "tasks-too-hard": ("tasks.use", "algorithm.model"),
     "constant-reward": ("reward.use",),
@@ -140,6 +140,11 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
         return
     cause = str(error.get("cause") or "error")
     first, _, rest = message.partition("\n")
+    settings = SETTINGS.get(cause, ())
+    if cause == "other-sampling":
+        settings = ("agent.use", *dict.fromkeys(KEYS.findall(message)))
+    if cause == "overlong-prompts":
+        settings, rest = evidence.setting(*TOO_LONG), f"{rest}\n{SHORTER}".lstrip()
     steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
     lines = [line.strip() for line in rest.splitlines()]
     since = audited_at(error) or max(steps, default=0)
@@ -148,7 +153,7 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
         first or kind,
         seen=(1, max(1, len(steps), since), "steps"),
         since=since,
-        settings=SETTINGS.get(cause) or (_of_links(lines) if cause == "audit" else ()),
+        settings=_of_links(lines) if cause == "audit" else settings,
         advice="\n".join(lines),
         lost=1.0,
         explains=EXPLAINS.get(cause, ()),

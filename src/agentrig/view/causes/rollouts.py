@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agentrig.figures import count, number, percent
 from agentrig.run.directory import see_rollouts
+from agentrig.text import amount, cut
 from agentrig.view.causes.evidence import Evidence, FailureReason, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
@@ -38,6 +39,15 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 """Kind of a failure to the settings and the advice; `{see}` is how to see rollouts."""
 
+
+TOO_LONG = (
+    *("algorithm.max_length", "algorithm.verl.data.max_prompt_length"),
+    *("agent.table_info_truncate", "agent.max_tokens"),
+)
+"""The settings of prompts that are too long …"""
+
+SHORTER = "Let the server take longer contexts, or put less into the prompt (cut schemas and results, fewer turns)."
+"""… and the advice."""
 
 LATE = "the reward ran past its budget"
 """How the reason begins if the reward took too long."""
@@ -77,6 +87,31 @@ def unanswered(evidence: Evidence) -> Iterator[Finding]:
         since=first.step,
         settings=("agent.use",),
         advice="Does the agent return its answer? Or does it read the model's text too strictly?\n"
+        + see_rollouts(evidence.run.directory),
+        explains=(
+            *("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration", "low-entropy"),
+            *("learning-rate-too-small", "weights-unchanged", "memorised"),
+        ),
+    )
+
+
+def one_answer(evidence: Evidence) -> Iterator[Finding]:
+    """Agents that answer the same whatever the model replies: the reward judges no reply."""
+    scored, groups, unlike = (evidence.total(key) for key in ("scored", "groups", "unlike_replies"))
+    answers = {facts.only_answer for facts in evidence.steps if facts.scored}
+    tasks = {task for facts in evidence.steps for task in facts.tried}
+    if len(answers) != 1 or "" in answers or len(tasks) < 2 or unlike <= 0.9 * groups:
+        return
+    if evidence.total("same_right") == groups:
+        return
+    yield problem(
+        "one-answer",
+        f"the model's replies differ in {count(unlike)} of {amount(count(groups), 'group')} (one task's rollouts in a "
+        f"step), and all {count(scored)} answers are the same ({cut(answers.pop(), 100)})",
+        seen=(scored, scored, "rollouts"),
+        since=evidence.since("scored"),
+        settings=("agent.use",),
+        advice="Look at how the agent makes its answer of the reply: does it find none in it, and return a constant?\n"
         + see_rollouts(evidence.run.directory),
         explains=(
             *("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration", "low-entropy"),
@@ -160,14 +195,8 @@ def overlong_prompts(evidence: Evidence) -> Iterator[Finding]:
         "context leaves room for",
         seen=(overlong, rollouts, "rollouts"),
         since=since,
-        settings=evidence.setting(
-            "algorithm.max_length",
-            "algorithm.verl.data.max_prompt_length",
-            "agent.table_info_truncate",
-            "agent.max_tokens",
-        ),
-        advice="Let the server take longer contexts, or put less into the prompt (cut schemas and results, fewer "
-        "turns).",
+        settings=evidence.setting(*TOO_LONG),
+        advice=SHORTER,
         lost=min(1.0, overlong / rollouts),
         explains=("failures", "call-errors", "zero-variance-groups"),
     )
