@@ -71,6 +71,39 @@ def test_a_split_without_rows_says_how_many_the_file_has(settings: dict[str, Any
     assert any(f"{file} {said}" in warning for warning in split_warnings(splits, tasks))
 
 
+def test_rows_with_few_inputs_are_told_where_a_split_has_none(tmp_path: Path) -> None:
+    """More rows can't help: rows with one input stay in one split."""
+    file = tmp_path / "one.csv"
+    file.write_text("database,question,answer\n" + "".join(f"shop,q{n},{n}\n" for n in range(60)))
+    tasks = table(TableConfig(file=str(file), input=["database"], private=["answer"]))
+    (empty, *_) = (split for split in tasks.splits if not tasks.load(split))
+    said = tasks.why_empty(empty)
+    assert said.startswith(
+        f"{file} has 60 rows with 1 different input (tasks.input = database); rows with one input stay in one split, "
+        "and a different input comes into this split with a chance of "
+    )
+    assert "different inputs it very likely gets one" in said
+    assert ". Name other columns in tasks.input, add rows with other inputs, or give the split" in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"validation": "v"}, "beside tasks.validation: leave it out, and give the other split a file too: tasks.test"),
+        ({"validation": "v", "test": "v"}, "beside tasks.validation: leave it out$"),
+        ({"split": "part"}, "beside tasks.split: leave it out$"),
+    ],
+)
+def test_shares_without_an_effect_are_refused(rows: Path, keys: dict[str, str], said: str) -> None:
+    files = {key: str(rows) if value == "v" else value for key, value in keys.items()}
+    table(TableConfig(file=str(rows), **NAMED, **files))
+    with pytest.raises(ConfigError, match=rf"tasks\.shares has no effect {said}"):
+        table(TableConfig(file=str(rows), shares=[0.6, 0.2, 0.2], **NAMED, **files))
+    if "validation" in keys:
+        with pytest.raises(ConfigError, match=r"tasks\.split has no effect beside tasks\.validation: each"):
+            table(TableConfig(file=str(rows), split="part", **NAMED, **files))
+
+
 def test_shares_put_rows_with_one_input_into_one_split(rows: Path) -> None:
     rows.write_text(ROWS + ROWS.split("\n", 1)[1].replace("q", "again"))
     tasks = table(TableConfig(file=str(rows), shares=[0.5, 0.2, 0.3], **NAMED))

@@ -369,6 +369,17 @@ class Table:
         if len(shares) != len(SPLITS) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             kind = "three numbers from 0 on" if min(shares, default=0) < 0 else "three numbers"
             raise ConfigError(f"the shares are {list(shares)}; write {kind} that add up to 1, such as 0.8, 0.1, 0.1")
+        whole, other = len(tables) == 1, next((split for split in tables if split != "train"), "")
+        if columns.split and not whole:
+            raise ConfigError(
+                f"tasks.split has no effect beside tasks.{other}: each file is a split. Leave one of them out"
+            )
+        if list(shares) != Columns().shares and (columns.split or not whole):
+            lacking = " ".join(f"tasks.{split}=FILE" for split in self.splits if split not in tables)
+            instead = f", and give the other split a file too: {lacking}" if lacking and not whole else ""
+            raise ConfigError(
+                f"tasks.shares has no effect beside tasks.{'split' if whole else other}: leave it out{instead}"
+            )
         if both := [name for name in columns.input if name in columns.private]:
             raise ConfigError(
                 f"column {both[0]} is in tasks.input and in tasks.private: either the agent gets it, or only the "
@@ -413,10 +424,16 @@ class Table:
         share = self._columns.shares[self.splits.index(split)]
         if not share:
             return f"{has}, and tasks.shares gives none of them to this split"
+        each, cure = "row", "Add rows"
+        different = len({_input_text(task) for one in self.splits for task in self.load(one)})
+        if different < len(rows):
+            of = f" (tasks.input = {', '.join(self._columns.input)})" if self._columns.input else ""
+            has += f" with {amount(different, 'different input')}{of}; rows with one input stay in one split"
+            each, cure = "different input", "Name other columns in tasks.input, add rows with other inputs"
         return (
-            f"{has}, and a row comes into this split with a chance of {share:.0%} (tasks.shares): with about "
-            f"{math.ceil(3 / share)} rows it very likely gets one, and a measurement needs hundreds. Add rows, or give "
-            "the split a file of its own (tasks.validation=FILE tasks.test=FILE)"
+            f"{has}, and a {each} comes into this split with a chance of {share:.0%} (tasks.shares): with about "
+            f"{math.ceil(3 / share)} {each}s it very likely gets one, and a measurement needs hundreds. {cure}, or "
+            "give the split a file of its own (tasks.validation=FILE tasks.test=FILE)"
         )
 
     def _row(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -480,10 +497,14 @@ class Table:
             if row[name] not in self.splits:
                 raise ConfigError(f"{task.place}, column {name}: {row[name]!r:.80} is none of {', '.join(self.splits)}")
             return str(row[name])
-        text = json.dumps(task.input, sort_keys=True, default=str)
-        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        drawn = int.from_bytes(hashlib.sha256(_input_text(task).encode()).digest()[:8]) / 2**64
         train, validation, _ = self._columns.shares
         return self.splits[sum(drawn >= end for end in (train, train + validation))]
+
+
+def _input_text(task: Task) -> str:
+    """Return what decides which split a row comes into by shares."""
+    return json.dumps(task.input, sort_keys=True, default=str)
 
 
 def from_frame(frame: Any, **columns: Any) -> Table:

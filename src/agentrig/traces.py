@@ -142,8 +142,12 @@ def message_of(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def reply_of(attributes: Mapping[str, Any]) -> str:
-    """Return what the model replied in a call: its text, then its tool calls, a line each."""
-    message = message_of(attributes)
+    """Return what the model replied in a call, as `said_in` has it."""
+    return said_in(message_of(attributes))
+
+
+def said_in(message: Mapping[str, Any]) -> str:
+    """Return what a message of the assistant says: its text, then its tool calls, a line each."""
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json_text(content)
     return "\n".join(filter(None, [text, *tool_calls_of(message)]))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import audited_runs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -75,6 +77,35 @@ def test_a_record_holds_where_the_files_of_its_tasks_are_elsewhere(run: Path, mo
     status, found = audited(run, "--step", "2")
     assert (status, found["tasks"]["result"]) == (1, "fault")
     assert "files in another folder than then, of a task or a record without `root`" in found["tasks"]["causes"]
+
+
+def test_a_file_of_tasks_that_changed_since_the_run_began_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    lines = [f'{{"text": "word {n}", "gold": "a"}}\n' for n in range(80)]
+    rows.write_text("".join(lines[:40]))
+    monkeypatch.setitem(audited_runs.USES, "tasks", "table")
+    keys = (f"tasks.file={rows}", 'tasks.private=["gold"]', "run.audit=false", "algorithm.steps=1")
+    run = trained(tmp_path, tiny_model(tmp_path), *keys)
+    rows.write_text("".join(lines))
+    os.utime(rows, (2**31, 2**31))
+    status, found = audited(run, "--step", "1")
+    assert status == 1
+    said = rf"{rows} \(tasks.file\) has changed since the run began \(\d+ train tasks then, \d+ now\)"
+    assert re.fullmatch(said, found["tasks"]["detail"]), found
+    assert found["tasks"]["causes"].endswith("Put it back as it was, or start a new run")
+    assert "task_sampling" not in str(found)
+
+
+def test_a_task_set_with_other_tasks_than_when_the_run_began_is_told(run: Path) -> None:
+    change(run, "manifest.json", ("data", "train"), {"tasks": 5, "fingerprint": "of others"})
+    assert audited(run)[0] == 0, "where all is as it should be, nothing is asked"
+    change(run, ROLLOUTS, (0, "task_id"), "train-77")
+    found = audited(run, "--step", "2")[1]["tasks"]
+    said = "the task set, loaded again, has other tasks than when the run began (5 train tasks then, 6 now)"
+    assert found["detail"] == said
+    assert "put it back, or start a new run" in found["causes"]
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 4), (4, 2)])

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from openai import BadRequestError, OpenAI
 from rollouts import rollout
 
-from agentrig import Task
+from agentrig import Span, Task, Trace
 from agentrig.algorithms import Measurement
 from agentrig.cli.commands.warmup import far_past, next_step, why_ended
 from agentrig.cli.entry import main
@@ -30,6 +30,7 @@ from agentrig.cli.progress import Progress, progress
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_of
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
+from agentrig.rollouts import Rollout
 from agentrig.run.auditing import Auditing
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
@@ -49,6 +50,7 @@ from agentrig.run.warmup import (
     verdict,
 )
 from agentrig.tasks import input_key
+from agentrig.traces import LLM_CALL
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
@@ -259,8 +261,41 @@ def test_the_cure_of_groups_that_do_not_differ_depends_on_why() -> None:
     assert more in verdict(groups(1, 9, ("a", "b"))).message
     assert fewer in verdict(groups(1, 9, ("a", "a"))).message
     assert more in verdict(groups(0, 9, ("a", "a"))).message, "never right: it has learned nothing"
+    lower = "A lower temperature (algorithm.temperature) may help too."
+    assert verdict(groups(1, 9, ("a", "b"))).message.endswith(lower)
+    assert lower in verdict(groups(0, 9, ("a", "b"))).message
     sure = judge([[rollout(1.0, group=str(g))] * 2 for g in range(6)] + [[rollout(0.0)] * 2] * 4, 2)
     assert "Raise the temperature (algorithm.temperature), or use other tasks" in sure.message
+
+
+def test_a_model_is_too_sure_if_its_replies_are_equal_not_the_answers_that_the_agent_makes_of_them() -> None:
+    """An agent may return {} for each call whose arguments are broken."""
+
+    def groups(*arguments: str) -> list[list[Rollout]]:
+        called = [Reply(tool_calls=[{"name": "at", "arguments": {"hour": each}}]).message() for each in arguments]
+        calls = [{"response": {"choices": [{"message": message}]}} for message in called]
+        traces = [
+            Trace(rollout_id="r", spans=[Span(id="c", parent=None, name=LLM_CALL, start=0, end=1, attributes=call)])
+            for call in calls
+        ]
+        return [[rollout(0.0, answer={}, trace=trace) for trace in traces]] * 19 + [[rollout(1.0), rollout(0.0)]]
+
+    found = judge(groups('9["', "9}", "[9"), 2).message
+    assert "too sure" not in found
+    assert "For 100% of the tasks with equal rewards, its replies are different, and none is right" in found
+    assert "more --labels or --passes. A lower temperature (algorithm.temperature) may help too." in found
+    found = judge(groups("9", "9", "9"), 2).message
+    assert "The model is too sure: for 100% of the other tasks" in found
+    assert "--until" not in found, "so few answers are right that none was reached"
+
+
+@pytest.mark.parametrize(("until", "accuracy", "said"), [(None, 0.3, True), (0.2, 0.3, False), (None, 0.1, False)])
+def test_an_until_that_was_given_or_not_reached_is_no_advice(until: float | None, accuracy: float, said: bool) -> None:
+    same = [rollout(value, group=str(g)) for g, value in enumerate([1.0] * 2 + [0.0] * 18) for _ in range(2)]
+    found = attrs.evolve(measured([1.0]), rollouts=same, accuracy=accuracy)
+    message = verdict(found, until=until).message
+    assert "Give fewer passes" in message
+    assert ("--until 0.2" in message) == said
 
 
 def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
@@ -443,6 +478,9 @@ def test_what_guessing_the_most_frequent_reply_gets_is_known_where_an_agent_asks
     replies: str, rollouts: int, share: float
 ) -> None:
     turns = [Turn(messages=[], reply=Reply(content=each)) for each in replies]
+    assert guessed(Demonstrations(turns=turns, rollouts=rollouts)) == share
+    calls = [Reply(tool_calls=[{"name": "say", "arguments": {"word": each}}]) for each in replies]
+    turns = [Turn(messages=[], reply=reply) for reply in calls]
     assert guessed(Demonstrations(turns=turns, rollouts=rollouts)) == share
 
 

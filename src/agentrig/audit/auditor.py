@@ -91,6 +91,9 @@ class Auditor:
                 wrong = [each for each in verdicts if each.result == "fault"]
                 if wrong and link in OF_WEIGHTS:
                     wrong = _of_changed_files(wrong, looked_at)
+                if wrong and looked_at.sources is self._sources:  # the manifest has the data of these settings only
+                    changed = tasks.changed_since(looked_at, tasks.OF_TASKS.get(link, ()))
+                    wrong = [attrs.evolve(each, link=link) for each in changed] or wrong
                 found += wrong or verdicts
         return Audited(step=step, verdicts=found, seconds=time.perf_counter() - start)
 

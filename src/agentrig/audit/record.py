@@ -6,10 +6,12 @@ import copy
 import hashlib
 import importlib.util
 import json
+import math
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -254,6 +256,18 @@ class Record:
             manifest["formulas"] = change.get("formulas", manifest.get("formulas"))
         found.config, found.settings, found.__dict__["_manifest"] = config, _settings(config), manifest
         return found
+
+    @property
+    def began(self) -> float:
+        """When the run began, or was resumed, in Unix time: the end of that second; infinite if it is not known."""
+        try:
+            return datetime.fromisoformat(str(self._manifest.get("created"))).timestamp() + 1
+        except ValueError:
+            return math.inf
+
+    def data(self, role: str) -> Mapping[str, Any]:
+        """Return what the manifest has of the tasks of a role: how many there were, and their fingerprint."""
+        return mapping(mapping(self._manifest.get("data")).get(role))
 
     @property
     def on_cpu(self) -> bool:

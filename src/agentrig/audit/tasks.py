@@ -22,6 +22,7 @@ from agentrig.audit.step import Step
 from agentrig.audit.text import CAUSES as TEXT_CAUSES
 from agentrig.audit.text import differences
 from agentrig.audit.verdicts import GIVEN, UNSEEN, CannotLook, Verdict, fault, faults, ok, some
+from agentrig.tasks import fingerprint
 from agentrig.text import amount
 from agentrig.traces import mapping, value_digest
 
@@ -79,6 +80,46 @@ def tasks(step: Step) -> Iterator[Verdict]:
     note = _cut(rows, inputs)
     of = f"{amount(len(groups), 'group')} of {amount(len(rows), 'rollout')}"
     yield ok(f"{of}, {amount(len(known), 'training task')}", note=note)
+
+
+OF_TASKS: Mapping[str, Sequence[str]] = {
+    "tasks": ("train",),
+    "score": ("train",),
+    "held-out": ("validation", "report"),
+}
+"""The roles whose tasks a link compares a run with."""
+
+
+def changed_since(step: Step, roles: Sequence[str]) -> Iterator[Verdict]:
+    """Yield that a role has other tasks now than when the run began, so that nothing can be compared with them.
+
+    What a run itself does to its tasks changes their fingerprint too, and is a fault of another kind. So the file that
+    they are from was written to since, or there are more tasks or fewer.
+    """
+    for role in roles:
+        then, loaded = step.record.data(role), step.sources.splits.get(role, ())
+        now = loaded[: mapping(step.record.config.get("run")).get(f"{role}_tasks") or None]
+        if then.get("fingerprint") in (None, fingerprint(now)):
+            continue
+        counts = f"{amount(then.get('tasks', 0), f'{role} task')} then, {len(now)} now"
+        file = next((task.place.rpartition(", ")[0] for task in now if task.place), "")
+        if file and _written_at(file) > step.record.began:
+            named = next((f" (tasks.{k})" for k, v in step.record.config["tasks"].items() if v == file), "")
+            detail = f"{file}{named} has changed since the run began ({counts})"
+            yield fault(detail, "what writes to that file. Put it back as it was, or start a new run")
+            return
+        if then.get("tasks") != len(now):
+            detail = f"the task set, loaded again, has other tasks than when the run began ({counts})"
+            yield fault(detail, "data that changed since (put it back, or start a new run), or the task set's `load`")
+            return
+
+
+def _written_at(file: str) -> float:
+    """Return when a file was written last, in Unix time; 0 if it is not there."""
+    try:
+        return Path(file).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _at_the_door(step: Step, rows: Sequence[Row], split: Sequence[Any]) -> Iterator[Verdict]:

@@ -13,6 +13,7 @@ from agentrig.figures import mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.text import amount, json_text
+from agentrig.traces import reply_of
 
 SOLVED = 0.95
 """Share of correct answers from which a model has nothing to learn."""
@@ -25,6 +26,9 @@ DIFFER = 0.2
 
 LITTLE = 0.05
 """How far the mean reward must be above the least one for that, while no answer is correct."""
+
+SOONER = 0.2
+"""The `--until` of a warm-up that leaves much to learn."""
 
 WARM_UP = "warm up first (agentrig warmup, docs/how-to/laptop.md), make the tasks easier, or take a larger model"
 
@@ -82,20 +86,35 @@ def differing(groups: Sequence[Sequence[float]], size: int) -> float:
     return mean(shares) or 0.0
 
 
-def too_sure(groups: Sequence[Sequence[Rollout]]) -> float:
-    """Return the share of tasks with equal rewards that the model is sure of: all right, or one and the same answer.
+def sure_and_random(groups: Sequence[Sequence[Rollout]]) -> tuple[float, float]:
+    """Return two shares of the tasks with equal rewards: of those that the model is sure of, and of random replies.
 
-    A single rollout counts if it is right. A model that is never right is sure of nothing.
+    It is sure of a task whose answers are all right, or whose rollouts have one and the same replies; a single rollout
+    counts if it is right, and a model that is never right is sure of nothing. Replies are random where none leads to a
+    right answer and more than half are different.
     """
     scored = [[r for r in group if r.value is not None] for group in groups]
     alike = [group for group in scored if len({r.value for r in group}) == 1]
-    if not any(r.correct for group in scored for r in group):
-        return 0.0
+    ever = any(r.correct for group in scored for r in group)
     sure = [
-        all(r.correct for r in group) or (len(group) > 1 and len({json_text(r.outcome.answer) for r in group}) == 1)
+        ever and (all(r.correct for r in group) or (len(group) > 1 and len({_replies(r) for r in group}) == 1))
         for group in alike
     ]
-    return mean(sure) or 0.0
+    differ = [
+        len(group) > 1 and not any(r.correct for r in group) and len({_replies(r) for r in group}) > len(group) / 2
+        for group in alike
+    ]
+    return mean(sure) or 0.0, mean(differ) or 0.0
+
+
+def _replies(rollout: Rollout) -> str:
+    """Return the replies of a rollout's calls: an agent may return one answer for all that are wrong in form.
+
+    Its answer stands for replies that were not recorded.
+    """
+    calls = rollout.trace.llm_calls()
+    replies = [reply_of(call.attributes) for call in calls]
+    return json_text(replies if any(replies) else rollout.outcome.answer)
 
 
 def judge(
@@ -108,7 +127,7 @@ def judge(
         size: Rollouts of one task in a training step.
         failure_limit: The share of rollouts that may fail in a step, `run.failure_limit`.
         cure: What to do if too few groups differ; left out: what any model can do.
-        less: The same for a model that is too sure of its answers: `too_sure` of most tasks.
+        less: The same for a model that is too sure of its answers: of most tasks, by `sure_and_random`.
     """
     rollouts = [rollout for group in groups for rollout in group]
     rewards = [[r.value for r in group if r.value is not None] for group in groups]
@@ -140,13 +159,15 @@ def judge(
     if judged:
         low, high = wilson(differ * judged, judged)
         learns += f" (95%: {low:.0%} to {high:.0%})"
+    sure, random = sure_and_random(groups)
     why, general = "", f"Raise the temperature (algorithm.temperature), {WARM_UP}."
+    warm_up = f"{WARM_UP[0].upper()}{WARM_UP[1:]}"
     if min(values) == max(values) and not accuracy:
         why = (
             f"every sampled answer has the reward {values[0]:g}, and none is correct: reinforcement learning would "
             "start at zero and learn nothing"
         )
-        general = f"{WARM_UP[0].upper()}{WARM_UP[1:]}; raising the temperature (algorithm.temperature) may help too."
+        general = f"{warm_up}; raising the temperature (algorithm.temperature) may help too."
     elif differ < DIFFER:
         if accuracy >= EASY:
             message = (
@@ -155,17 +176,24 @@ def judge(
             )
             return Verdict(kind="solved", message=message)
         why = f"{learns} only"
-        if (sure := too_sure(groups)) > 0.5:
-            why += f". The model is too sure: for {sure:.0%} of the other tasks, all its answers are right, or the same"
+        if sure > 0.5:
+            why += (
+                f". The model is too sure: for {sure:.0%} of the other tasks, all its answers are right, or all its "
+                "replies the same"
+            )
             cure = less or (
                 "Raise the temperature (algorithm.temperature), or use other tasks; for a model of agentrig warmup: "
-                "fewer --passes, or --until 0.2."
+                f"fewer --passes{f', or --until {SOONER}' if accuracy > SOONER else ''}."
             )
     elif not accuracy and average - min(values) < LITTLE:
         why = (
             f"no sampled answer is correct, and the mean reward is {average:.3g}, hardly more than the least: training "
             "would hardly begin"
         )
+    if why and random > 0.5:
+        why += f". For {random:.0%} of the tasks with equal rewards, its replies are different, and none is right"
+        cure = cure or f"{warm_up}; for a model of agentrig warmup: more --labels or --passes."
+        cure += " A lower temperature (algorithm.temperature) may help too."
     if why:
         return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why}. {cure or general}")
     enough = learns if accuracy else f"no sampled answer is correct yet, but {learns}"

@@ -33,10 +33,11 @@ from agentrig.run.guards import wrong_in_form
 from agentrig.run.metrics import line_of, reason_of
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train
-from agentrig.run.verdict import SOLVED, Verdict, judge
+from agentrig.run.verdict import SOLVED, SOONER, Verdict, judge
 from agentrig.settings import structure
 from agentrig.tasks import Task, overlap
 from agentrig.text import amount
+from agentrig.traces import said_in
 
 PAGE = "docs/how-to/laptop.md"
 LABELS = 64
@@ -131,7 +132,7 @@ def guessed(found: Demonstrations) -> float:
     """Return the share of tasks that one and the same reply answers; 0 if none does, or agents ask more than once."""
     if not found.turns or len(found.turns) > found.rollouts:
         return 0.0
-    most = max(Counter(turn.reply.content for turn in found.turns).values())
+    most = max(Counter(said_in(turn.reply.message()) for turn in found.turns).values())
     return most / len(found.turns) if most > 1 else 0.0
 
 
@@ -532,7 +533,12 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
 
 
 def verdict(
-    measured: Evaluation, group: int = 8, known: Evaluation | None = None, *, failure_limit: float = 1.0
+    measured: Evaluation,
+    group: int = 8,
+    known: Evaluation | None = None,
+    *,
+    failure_limit: float = 1.0,
+    until: float | None = None,
 ) -> Verdict:
     """Say whether a model that was warmed up can be trained by reward, and what to do; `agentrig forecast` says it too.
 
@@ -541,13 +547,16 @@ def verdict(
         group: Rollouts of one task in a training step.
         known: One sampled answer for each of some demonstrated tasks, if `measured` has none of them.
         failure_limit: See `agentrig.run.verdict.judge`.
+        until: The share of right answers at which the warm-up was to end, if one was given.
     """
     repeats = ""
     cure = (
         "Give more labels (--labels), passes (--passes) or minutes, a larger model (--parameters), or easier tasks; "
         "or a reward with partial credit."
     )
-    less = "Give fewer passes (--passes), or end sooner: --until 0.2."
+    less = "Give fewer passes (--passes), or raise the temperature (algorithm.temperature)."
+    if (measured.accuracy or 0.0) > SOONER and (until is None or until > SOONER):
+        less = f"Give fewer passes (--passes), or end sooner: --until {SOONER}."
     if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
         repeats = (
             f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "

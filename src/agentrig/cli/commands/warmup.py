@@ -417,7 +417,7 @@ def _make(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "
                 "it remembers: leave some without a label (--labels N)"
             )
-        judged = run.verdict(after, group, known, failure_limit=limit)
+        judged = run.verdict(after, group, known, failure_limit=limit, until=until)
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
     if reached() and (guess := no_better_than_guessing(share, *tried[-1])):
