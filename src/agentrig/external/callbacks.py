@@ -154,7 +154,6 @@ class Callback:
                 return self._another
         return 200, {"accepted": True}
 
-
     def note(self, refusal: str, *, malformed: bool) -> None:
         """Note a refusal: a message of the rollout says it if no answer follows."""
         if malformed or not self.malformed:
@@ -200,8 +199,16 @@ class Listener:
         self.url = address_of(host, port, name)
         self._open: dict[str, Callback] = {}
         self._ended: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # the key, and the digest of the answer
-        limits = {"limit": BODY_LIMIT, "setting": NO_SETTING}
-        app = Access(self._app, self._admit, host=host, port=port, name=name, form=self._refusal, **limits)
+        app = Access(
+            self._app,
+            self._admit,
+            host=host,
+            port=port,
+            name=name,
+            limit=BODY_LIMIT,
+            setting=NO_SETTING,
+            form=self._refusal,
+        )
         self._server = ServerThread(app, listener, "callbacks", most=MOST)
 
     @classmethod
