@@ -82,7 +82,7 @@ def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener) -> Non
         assert status == 413
         assert "longer than the 16 MiB that this server takes (no setting raises it: a run takes no" in reply["error"]
         assert f"more than {ANSWER_LIMIT:,} characters)" in reply["error"]
-        assert "anwser" in callback.refused
+        assert "longer than the 16 MiB" in callback.refused
         assert callback.arrived is None
         assert post(callback, {"failure": "no-key", "message": "the search refused"})[0] == 200
         with pytest.raises(AgentFailure, match="the search refused") as failure:

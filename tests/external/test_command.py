@@ -87,6 +87,7 @@ def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:
     wrong = (
         ("ln -s /etc/hostname a.txt", "a link, or is outside"),
         ("mkfifo a.txt", "no regular file"),
+        ("mkdir a.txt", "no regular file"),
         ("printf '\\377' > a.txt", "not UTF-8"),
     )
     for script, why in wrong:
@@ -114,7 +115,7 @@ def test_half_of_a_character_is_no_answer_and_is_not_changed_into_one(place: str
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
 def test_the_answer_is_posted_and_the_program_then_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrig.external.running.LINGER_S", 0.2)
-    post = """post() { curl -sS "$AGENTRIG_ANSWER_URL" -H "Authorization: Bearer $AGENTRIG_ANSWER_KEY" -d "$1"; }; """
+    post = """post() { curl -sS "$AGENTRIG_ANSWER_URL" -H "Authorization: Bearer $AGENTRIG_ANSWER_KEY" -d "$@"; }; """
     assert sh(post + """post '{"answer": {"a": 1}}'; sleep 600""", answer="callback").answer == {"a": 1}
     judged = sh(post + """post '{"answer": 1, "reward": 0.5}'""", answer="callback")
     assert (judged.answer, judged.reward) == (1, 0.5)
@@ -122,7 +123,18 @@ def test_the_answer_is_posted_and_the_program_then_ends_soon(monkeypatch: pytest
         "no-plan",
         "why",
     )
-    assert failure(post + """post '{"answr": 1}'""", answer="callback")[0] == "no-answer"
+    wrong_key = """AGENTRIG_ANSWER_KEY=other; post '{"answer": 1}'"""
+    for script, kind, why in (
+        ("""post '{"answr": 1}'""", "bad-answer", 'an answer has no key "answr"'),
+        ("""post '{"answer": NaN}'""", "bad-answer", "the body is not JSON: NaN is no value"),
+        (f"""post '{{'; {wrong_key}""", "bad-answer", "the body is not JSON"),
+        (r"""post '{"answer": "\ud800"}'""", "bad-answer", "lone surrogate"),
+        (wrong_key, "no-answer", "this address asks for its own key"),
+        ('curl -sS "$AGENTRIG_ANSWER_URL"', "no-answer", "send POST"),
+        ("""post '{"answer": 1}' -H 'Host: elsewhere'""", "no-answer", "the Host header must name this server"),
+    ):
+        found, message = failure(post + script, answer="callback")
+        assert (found, "was refused: " in message, why in message) == (kind, True, True), message
     twice = post + """post '{"answer": 1}'; post '{"answer": 2}' >&2"""
     assert failure(twice, answer="callback")[0] == "answered-twice"
     told = failure(f"{twice}; exit 8", answer="callback")[1]

@@ -243,7 +243,7 @@ FAULTS = {
     "never ends its reply": (drip, {"timeout_s": 0.2}, "service-timeout", "its reply has begun and has not ended", 1),
     "never calls back": (says("", 202), {"timeout_s": 0.2}, "service-timeout", "it has answered 202", 1),
     "calls back nonsense": (
-        nonsense_by_callback, {"timeout_s": 0.5}, "service-timeout", 'what it posted is no answer: an answer has no', 1,
+        nonsense_by_callback, {"timeout_s": 0.5}, "service-timeout", 'what it posted was refused: an answer has no', 1,
     ),
     "calls back unasked": (says("", 202), {"callback": False}, "bad-reply", "callbacks are off", 1),
     "fails by itself": (says({"failure": "no-tools", "message": "sold out"}), {}, "no-tools", "sold out", 1),

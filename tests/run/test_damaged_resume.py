@@ -37,7 +37,7 @@ from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.testing.tiny_model import make_tiny_model
 from agentrig.view.figures import status
-from agentrig.view.reading import read_run
+from agentrig.view.reading import read_run, rows_in
 
 PLUGIN = Path(__file__).resolve().parents[1] / "support" / "letters_plugin.py"
 
@@ -373,6 +373,24 @@ def test_a_checkpoint_that_was_wrong_when_it_was_saved_changes_nothing(run: Path
     with pytest.raises(AgentrigError, match=wanted):
         train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
     assert whole(run) == before
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_the_metrics_of_another_run_are_named_and_no_checkpoint_is(run: Path, step: int | None) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:  # as another run with the same settings has them
+        line["files"] = {kind: digest[::-1] for kind, digest in line["files"].items()}
+        line["digests"]["weights"] = line["digests"]["weights"][::-1]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = whole(run)
+    with pytest.raises(RunFileError, match=r"metrics\.jsonl is not this run's: none of the 6 files") as told:
+        train(resume_plan(run, overrides=["algorithm.steps=4"], from_step=step), resume=run, from_step=step)
+    assert "checkpoint" not in str(told.value)
+    assert whole(run) == before
+    data = read_run(run)
+    assert (data.steps, data.ended) == ([], 3)
+    assert [text for text in data.missing if "metrics.jsonl is not this run's" not in text] == []
+    assert all(map(rows_in, data.files)), "its rollouts can be read"
 
 
 @pytest.mark.slow

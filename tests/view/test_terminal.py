@@ -309,6 +309,9 @@ def test_the_end_of_a_run_and_why_name_compare_if_its_folder_has_a_run_on_the_sa
     manifest = json.loads((run / "manifest.json").read_text()) | {"config": {"run": {"seed": 0}, "algorithm": {}}}
     (run / "manifest.json").write_text(json.dumps(manifest))
     shutil.rmtree(other)
+    for name, damage in (("binary", b"\xff\x00"), ("list", b"[]")):  # another run's damage is not this one's
+        (write_run(tmp_path / name, steps=3, held_out=60) / "manifest.json").write_bytes(damage)
+    assert said.replace(str(other), str(tmp_path / "near")) in words(diagnose(run)).splitlines()
     assert f"compare  agentrig compare {tmp_path / 'near'} {run}" in ending(run).splitlines(), (
         "the nearest, not the newest"
     )

@@ -106,8 +106,8 @@ def test_a_class_gets_its_variables_and_its_last_reward_counts(
     [
         ("raise", "agent-error", "no idea"),
         ("nothing", "no-answer", "it posted nothing to AGL_EVENT_URL"),
-        ("nonsense", "no-answer", "an event is"),
-        ("other key", "no-answer", "it posted nothing"),
+        ("nonsense", "bad-answer", "was refused: an event is"),
+        ("other key", "no-answer", "was refused: this address asks for its own key"),
     ],
 )
 def test_what_goes_wrong_is_a_typed_failure_and_no_reward_of_zero(

@@ -143,9 +143,10 @@ def _read(folder: Path, name: str) -> bytes | None:
         return None
     except OSError as error:
         raise AgentFailure(f"the answer {name} cannot be read: {error.strerror}", kind="bad-answer") from None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise AgentFailure(f"the answer {name} is no regular file", kind="bad-answer")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AgentFailure(f"the answer {name} is no regular file", kind="bad-answer")
+    with os.fdopen(descriptor, "rb") as file:  # refuses a folder with an error of its own
         data = file.read(ANSWER_BYTES + 1)
     if len(data) > ANSWER_BYTES:
         raise AgentFailure(f"the answer {name} has more than {ANSWER_BYTES} bytes", kind="bad-answer")

@@ -96,7 +96,8 @@ class Callback:
     Attributes:
         url: Where the answer is to be posted.
         key: The bearer token that comes with it; random, and dead when the rollout has ended.
-        refused: Why the last thing that was posted is no answer; '' if everything was one.
+        refused: Why the last post was refused, one with the key if there is one; '' if none was.
+        malformed: Whether that one came with the key: what it holds is no answer.
         repeated: How many further answers differed from the first.
     """
 
@@ -115,7 +116,7 @@ class Callback:
         self._path = path or f"rollouts/{rollout_id}/attempts/{attempt}/answer"
         self.url, self.key = f"{self._listener.url}/{quote(self._path)}", key or secrets.token_urlsafe(24)
         self._listener.open(self._path, self)
-        self.refused = ""
+        self.refused, self.malformed = "", False
         self.repeated = 0
         self._another = FAILED_BY_IT if one_answer else ANOTHER
 
@@ -139,12 +140,12 @@ class Callback:
         self.close()
 
     def take(self, value: Any) -> tuple[int, Mapping[str, Any]]:
-        """Take what was posted, in the listener's thread; return the reply's status and JSON object."""
-        try:
-            answer = read_answer(value)
-        except ValueError as error:
-            self.refused = str(error)  # a message of the rollout may say it, if no answer follows
-            return 400, {"error": str(error)}
+        """Take what was posted, in the listener's thread; return the reply's status and JSON object.
+
+        Raises:
+            Refused: It is no answer.
+        """
+        answer = _read(value)
         try:
             self._first.set_result(answer)
         except InvalidStateError:
@@ -153,13 +154,22 @@ class Callback:
                 return self._another
         return 200, {"accepted": True}
 
+    def note(self, refusal: str, *, malformed: bool) -> None:
+        """Note a refusal: a message of the rollout says it if no answer follows."""
+        if malformed or not self.malformed:
+            self.refused, self.malformed = refusal, malformed
+
+
+def _read(value: Any) -> Outcome:
+    try:
+        return read_answer(value)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
 
 def _late(digest: bytes, value: Any) -> tuple[int, Mapping[str, Any]]:
     """Take what was posted after the end of a rollout that has answered."""
-    try:
-        return (200, {"accepted": True}) if _digest(read_answer(value)) == digest else ANOTHER
-    except ValueError as error:
-        return 400, {"error": str(error)}
+    return (200, {"accepted": True}) if _digest(_read(value)) == digest else ANOTHER
 
 
 def _digest(answer: Outcome) -> bytes:
@@ -189,7 +199,16 @@ class Listener:
         self.url = address_of(host, port, name)
         self._open: dict[str, Callback] = {}
         self._ended: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # the key, and the digest of the answer
-        app = Access(self._app, self._admit, host=host, port=port, name=name, limit=BODY_LIMIT, setting=NO_SETTING)
+        app = Access(
+            self._app,
+            self._admit,
+            host=host,
+            port=port,
+            name=name,
+            limit=BODY_LIMIT,
+            setting=NO_SETTING,
+            form=self._refusal,
+        )
         self._server = ServerThread(app, listener, "callbacks", most=MOST)
 
     @classmethod
@@ -218,6 +237,12 @@ class Listener:
     def close(self) -> None:
         """Stop listening."""
         self._server.stop()
+
+    def _refusal(self, refused: Refused, scope: Scope) -> Mapping[str, Any]:
+        """Return the reply to a post that is refused; the rollout under way at its address learns of it."""
+        if (callback := self._open.get(scope["path"].removeprefix("/"))) is not None:
+            callback.note(str(refused), malformed="agentrig.take" in scope)
+        return {"error": str(refused)}
 
     def _admit(self, scope: Scope) -> bool:
         if scope["method"] != "POST":

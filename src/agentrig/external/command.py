@@ -166,7 +166,9 @@ class CommandAgent:
                         f"the program answered {1 + callback.repeated} times, and differently", kind="answered-twice"
                     )
                 if answered is None:
-                    why = f"what it posted to {config.answer_url_variable} is none: {callback.refused}"
+                    why = f"what it posted to {config.answer_url_variable} was refused: {callback.refused}"
+                    if callback.malformed:
+                        raise AgentFailure(why, kind="bad-answer")
                     raise LookupError(why if callback.refused else f"it posted nothing to {config.answer_url_variable}")
                 return returned(answered)
             if config.answer == "file":

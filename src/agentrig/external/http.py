@@ -71,7 +71,7 @@ class HttpAgent:
                     exchange = Exchange(self, job, callback, limit)
                     answer = await self._first(exchange, callback)
             except TimeoutError:
-                said = f"; what it posted is no answer: {callback.refused}" if callback and callback.refused else ""
+                said = f"; what it posted was refused: {callback.refused}" if callback and callback.refused else ""
                 raise exchange.failure(
                     "service-timeout", f"did not answer within {config.timeout_s:g} s ({exchange.state}){said}"
                 ) from None

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import count, islice
@@ -112,6 +112,11 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"has ended.\n  Nothing was changed. {RESTORE}, or remove it: the figures of these steps are then lost"
         )
     summary, known = run.read_json("summary.json"), dict(run.read_json("progress.json"))
+    if foreign := foreign_metrics(run.path, every, known):
+        raise RunFileError(
+            f"{run.path}: {foreign}.\n  Nothing was changed. {RESTORE}; without one, remove metrics.jsonl: the figures "
+            "of the steps are then lost"
+        )
     if checkpoint is None and (known.get(SAVED) or summary.get("complete")):
         raise ConfigError(
             f"{run.path} has no checkpoint to resume from: its {len(every)} steps would be removed, and training would "
@@ -525,6 +530,27 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
     return found
 
 
+def foreign_metrics(run: Path, lines: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> str:
+    """Say that `metrics.jsonl` is of another run: it states the digests of several files, and all are others; else ''.
+
+    If those of `progress.json` are all others too, it is the files that are of another run, or were changed.
+    """
+
+    def others(stated: Iterable[tuple[str, str]]) -> int:
+        """Return how many of the files there have another digest; 0 as soon as one has its own."""
+        there = [(run / name, digest) for name, digest in stated if os.access(run / name, os.R_OK)]
+        return 0 if any(_digest(file) in (digest, "") for file, digest in there) else len(there)
+
+    found, measured = others(recorded_digests(lines, {}).items()), list(_measured_files(progress))
+    if found < 2 or others(measured):
+        return ""
+    unsure = "" if measured else "; or these are of another run"
+    return (
+        f"metrics.jsonl is not this run's: none of the {found} files of rollouts and calls has the digest that it "
+        f"states{unsure}"
+    )
+
+
 def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
     """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint."""
     recorded = [name.removeprefix("step-") for name in mapping(progress.get(SAVED))]
@@ -628,7 +654,7 @@ def recorded_in(run: Path) -> dict[str, str]:
         lines = RunDirectory(run).metrics()
     with suppress(OSError, RunFileError):
         progress = read_object(run / "progress.json")
-    return recorded_digests(lines, progress)
+    return recorded_digests([] if foreign_metrics(run, lines, progress) else lines, progress)
 
 
 def is_as_written(file: Path, recorded: str | None) -> bool:

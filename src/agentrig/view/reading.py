@@ -25,6 +25,7 @@ from agentrig.run.manifest import EDITED, edited_settings, settings_before
 from agentrig.run.past import (
     changed_files,
     contradictions,
+    foreign_metrics,
     is_as_written,
     last_ended,
     losses,
@@ -324,6 +325,9 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         )
         told, files = [line for line in told if line["step"] <= done], [f for f in files if f.step <= done]
     progress = _read(directory / "progress.json", read_object, missing, needed=saved)
+    if foreign := foreign_metrics(directory, told, progress):
+        missing.append(f"{foreign}. It is left out: restore it from a copy")
+        told, damaged = [], []
     checkpoints = Checkpoints(directory / "checkpoints")
     done = max([done, *(line["step"] for line in told)])
     if not (running or continued):  # at work, it may have ended a step since its lines were read
@@ -331,7 +335,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
             done = max(done, last_ended(checkpoints, progress, told))
         except RunFileError as closed:
             missing.append(first_line(closed))
-    missing += losses(told, damaged, done)
+    missing += losses(told, damaged, done) if not foreign else []
     if os.path.lexists(directory / "audit"):
         from agentrig.run.auditing import read_audits, totals_of
 
@@ -357,7 +361,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if running or manifest.get("resumed"):  # a resumed run measures its checkpoint again, and records that later
         recorded = {name: digest for name, digest in recorded.items() if not name.startswith("rollouts/validation-")}
     files = [attrs.evolve(f, recorded=recorded.get(f"rollouts/{f.path.name}")) for f in files]
-    if not told and not (running or done or stepless):
+    if not told and not (running or done or stepless or foreign):
         missing.append("no training step has ended")
     if not files and not (running or stepless):
         missing.append("rollouts/ holds no rollouts")

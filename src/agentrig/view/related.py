@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ def start_at(model: str, folder: Path) -> Start:
         return Start(name=path.name or NOTHING, id=str(path))
     stated = path.parent.parent
     places = (stated, folder / stated.name)
-    there = next((place.resolve() for place in places if (place / "config.toml").is_file()), None)
+    there = next((place.resolve() for place in places if os.path.isfile(place / "config.toml")), None)
     step = path.name.removeprefix("step-").lstrip("0") or "0"
     return Start(name=f"run {stated.name}, step {step}", id=f"{there or stated}@{path.name}", run=there)
 
@@ -174,7 +175,7 @@ def to_compare(run: RunData) -> Path | None:
     found: list[tuple[tuple[bool, bool, int, float], Path]] = []
     for summary in run.directory.parent.glob("*/summary.json"):
         path = summary.parent
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, AgentrigError):  # one that cannot be read is not offered
             manifest = read_object(path / "manifest.json")
             if path.resolve() == run.directory.resolve() or dig(manifest, "data", "report", "fingerprint") != tasks:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,7 +124,7 @@ class Runs:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder has what a run writes first."""
-    return (folder / "config.toml").is_file() or (folder / "metrics.jsonl").is_file()
+    return any(os.path.isfile(folder / name) for name in ("config.toml", "metrics.jsonl"))  # a closed one is none
 
 
 def _age(folder: Path) -> float:

@@ -12,6 +12,7 @@ from agentrig.agents import Outcome
 from agentrig.external.callbacks import Callback
 from agentrig.external.command import CommandAgent
 from agentrig.external.config import CommandConfig
+from agentrig.http_server import Refused
 from agentrig.pools import Job
 from agentrig_lightning.v1 import launch
 from agentrig_lightning.v1.config import LightningV1Config
@@ -38,13 +39,11 @@ class Events(Callback):
         kind = value.get("event_type") if isinstance(value, Mapping) else None
         data = value.get("data", {}) if isinstance(value, Mapping) else None
         if not isinstance(kind, str) or not isinstance(data, Mapping):
-            self.refused = 'an event is {"event_type": "reward", "data": {"value": NUMBER}}'
-            return 400, {"error": self.refused}
+            raise Refused('an event is {"event_type": "reward", "data": {"value": NUMBER}}')
         if kind == "reward":
             reward = data.get("value")
             if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-                self.refused = f"the reward {reward!r:.80} is no number"
-                return 400, {"error": self.refused}
+                raise Refused(f"the reward {reward!r:.80} is no number")
             self._reward = float(reward)
         return 200, {"event_type": kind, "data": dict(data)}
 
