@@ -371,8 +371,8 @@ class Fitting:
                 inside += f",{some} the cache of {self.server.calls} calls {cached:.1f}"
             asleep = f"; {self.server.asleep / GIB:.1f} while it sleeps during updates" if choice.sleeps else ""
             parts.append(f"server {server / GIB:.1f} ({inside}{asleep})")
-        some = {0: "no layer", 1: "one layer", self.layers: "all layers"}
-        layers = some.get(choice.recomputed, f"{choice.recomputed} layers")
+        words = {0: "no layer", 1: "one layer", self.layers: "all layers"}
+        layers = words.get(choice.recomputed, f"{choice.recomputed} layers")
         host = ", moments in host memory" if choice.on_host else ""
         cut = "" if choice.tokens >= self.group else f", cut groups of up to {self.group:,}"
         parts.append(
