@@ -283,7 +283,7 @@ def test_the_pages_say_it_and_whether_the_gain_may_be_chance(tmp_path: Path, lif
     words = "significant" if lift else "may be chance"
     with serving(run) as link:
         why, main = (httpx.get(f"{link}run/run{path}", timeout=30).text for path in ("/why", ""))
-    assert f"<h2>What held learning back</h2><p>{html.escape(said)}</p>" in why
+    assert f"<h2>Did anything hold learning back?</h2><p>{html.escape(said)}</p>" in why
     for text in (main, render([read_run(run)])):
         head = text[text.index('<div class="accuracy">') :].split("95% intervals")[0]
         assert re.search(rf"points{'</b>' if lift else ''} \(sign test p [^)]*: {words}\)", head)
