@@ -148,7 +148,8 @@ def test_every_part_of_the_page_is_there_and_what_few_need_is_folded(finished: P
     folded = re.findall(r'<details[^>]* id="([^"]*)"[^>]*>', (finished / "report.html").read_text("utf-8"))
     assert {"more-curves", "more-tables", "about", "config", "manifest"} <= set(folded)
     expected = (
-        "Did anything hold learning back?, Curves Checks Results Held-out accuracy by half, Held-out accuracy by trained calls, "
+        "Did anything hold learning back?, Curves Checks Results Held-out accuracy by half, "
+        "Held-out accuracy by trained calls, "
     )
     expected += "Held-out rollouts by turn, Wrong answers, Failures, Parts of the reward, Second rewards, "
     expected += "Agent names, Algorithm, Where the rewards differ, Before and after, Rollouts, Run"
