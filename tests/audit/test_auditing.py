@@ -167,7 +167,8 @@ def test_the_line_of_an_audited_step_names_what_could_not_be_compared(
     with caplog.at_level("INFO"):
         Auditing(tmp_path, Rebuilt(resolve("mini"))).end(1, {"step": 1, "step_s": 10.0})
     assert caplog.messages == [
-        "steps 1 and 2 are computed again from their records, which takes a while; later steps seldom are",
+        "steps 1 and 2 are computed again from their records, which takes a while; later steps seldom are "
+        "(run.audit=false leaves it out)",
         f"checked step 1 in 12.6 s: computed again from its records, {words}",
     ]
 

@@ -29,6 +29,7 @@ from agentrig.cli.entry import main
 from agentrig.cli.progress import Progress, progress
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_of
 from agentrig.errors import AgentrigError, ConfigError, PluginError
+from agentrig.observers import StepEnd
 from agentrig.plan import Plan, resolve
 from agentrig.rollouts import Rollout
 from agentrig.run.auditing import Auditing
@@ -40,6 +41,7 @@ from agentrig.run.training import train
 from agentrig.run.verdict import judge
 from agentrig.run.warmup import (
     Demonstrations,
+    _Progress,
     check_makes_start,
     check_unsolved,
     choose_labels,
@@ -353,13 +355,15 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
     caplog.set_level("INFO")
-    learned, limits, end = list[tuple[int, int, float]](), list[float](), Auditing.end
+    learned, limits, end = list[tuple[int, int, float | None]](), list[float](), Auditing.end
     monkeypatch.setattr(Auditing, "end", lambda self, *given: (limits.append(self.wall_s), end(self, *given))[1])
     made = make_start(
         plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough, learned=lambda *of: learned.append(of)
     )
-    assert [of[:2] for of in learned] == [(n, 6) for n in range(1, passes + 1)], "after each optimizer step"
-    assert passes == 1 or learned[-1][2] > 0, "its seconds"
+    assert [of[:2] for of in learned] == [(n, 6) for n in range(1, passes + 1) for _ in "ab"], "after each step, twice"
+    seconds = [s for _, _, s in learned if s is not None]
+    assert [s for _, _, s in learned[1::2]] == [None] * passes, "while a step is audited, no time of training goes by"
+    assert seconds == sorted(seconds)
     assert set(limits) == {60 * wanted.minutes}, "audits take no longer than the training may"
     for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
         assert nobody_can_mend not in caplog.text
@@ -440,6 +444,22 @@ def test_a_pass_of_several_optimizer_steps_is_tried_within_and_again_when_the_lo
     assert set(steps) - set(powers), (steps, made.losses)
 
 
+def test_the_time_of_training_has_no_audits_and_no_trials() -> None:
+    """A step waits for the audit of the step before; a trial is a part of its step."""
+    told = list[float | None]()
+    progress = _Progress(lambda line: None, lambda done, of, s: told.append(s), 4, 1, 4.0)
+    for audit_s, trial_s in ((0.0, 0.0), (40.0, 7.0)):
+        progress.on_update()
+        progress.add_trial(trial_s)
+        figures = {"loss": 1.0, "learner_tokens_per_s": 1.0}
+        times = {"audit": audit_s} if audit_s else {}
+        metrics = {"step_s": 5.0 + audit_s + trial_s, "time_s": times, "algorithm": figures}
+        progress.on_step_end(StepEnd(step=1, metrics=metrics))
+    assert progress.spent() == progress.trained == 10.0
+    assert (told[1], told[3]) == (None, None)
+    assert [int(seconds // 5) for seconds in told if seconds is not None] == [0, 1], "it does not go back"
+
+
 def test_a_step_of_many_optimizer_steps_tells_each(colors: Callable[..., Plan], tmp_path: Path) -> None:
     """Without trials a step is a pass, which may take a minute: 0 of 20 passes would be said all the time."""
     learned, said = list[int](), list[str]()
@@ -450,7 +470,9 @@ def test_a_step_of_many_optimizer_steps_tells_each(colors: Callable[..., Plan], 
     turns = [Turn(messages=[{"role": "user", "content": text}], reply=Reply(content="b")) for text in asked]
     plan = colors()
     labels = choose_labels(plan, 0, seed=0)
-    made = make_start(plan, wanted, labels, turns, said.append, learned=lambda done, of, _: learned.append(done))
+    made = make_start(
+        plan, wanted, labels, turns, said.append, learned=lambda done, of, s: s is None or learned.append(done)
+    )
     assert len(made.losses) == 2 < made.steps, "two steps, of several optimizer steps each"
     assert learned == [*range(1, made.steps + 1)]
     assert [line.partition(" loss")[0] for line in said] == ["pass 1/2", "pass 2/2"]

@@ -27,7 +27,30 @@ from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import diagnose, words
 from agentrig.view.reading import read_run
 from agentrig.view.samples import before_after
+from agentrig.view.tables import gain_alone
 from agentrig.view.terminal import run_ending, span_text, span_tree
+
+
+def test_a_gain_that_is_in_one_class_alone_is_told() -> None:
+    """The rest must be enough tasks; trained calls are no class of tasks."""
+
+    def classes(**parts: tuple[float, float, int]) -> dict[str, dict[str, float]]:
+        return {
+            name: {"before": before, "after": after, "n_before": n, "n_after": n, "n": n}
+            for name, (before, after, n) in parts.items()
+        }
+
+    alone = classes(enough=(0.286, 0.226, 84), short=(0.697, 1.0, 66))
+    assert gain_alone({"slices": {"stock": alone}}) == [
+        "The gain is in stock short alone: 69.7 → 100.0% of 66 tasks; of the other 84 28.6 → 22.6%."
+    ]
+    for none in (
+        {"calls": alone},
+        {"stock": classes(enough=(0.286, 0.3, 84), short=(0.697, 1.0, 66))},
+        {"stock": classes(enough=(0.3, 0.2, 10), short=(0.697, 1.0, 66))},
+        {"stock": classes(enough=(0.3, 0.4, 84), short=(0.7, 0.75, 66), a=(0.2, 0.1, 30))},
+    ):
+        assert gain_alone({"slices": none}) == []
 
 
 def depth(line: str) -> int:

@@ -118,7 +118,8 @@ class Auditing:
                 sketch.write(self._run)
         if step == self._sure - FIRST:
             log.info(
-                "steps %d and %d are computed again from their records, which takes a while; later steps seldom are",
+                "steps %d and %d are computed again from their records, which takes a while; later steps seldom are "
+                "(run.audit=false leaves it out)",
                 *(step, step + FIRST - 1),
             )
         try:

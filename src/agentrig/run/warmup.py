@@ -293,43 +293,52 @@ class _Progress:
 
     Attributes:
         log: Called with a line for each pass.
-        learned: Called after each optimizer step; see `make_start`.
+        learned: Called after each optimizer step, and at the end of a step; see `make_start`.
         steps: All of the run.
         updates: Optimizer steps of a step.
         passes: All of the run.
         said: The pass that was said last.
         loss: Of the last step.
-        began: When its first step began, by `time.perf_counter`.
-        audited: Seconds that steps waited for the audit of the step before.
-        tried: Seconds of the trials of the model.
+        trained: Seconds of the steps that have ended, without trials and audits.
+        since: When training went on in this step, by `time.perf_counter`; 0 between two steps, while one is audited.
+        tried: Seconds of the trials of the model; those before this step's are in `tried_before`.
         done: Optimizer steps so far.
     """
 
     log: Callable[[str], None]
-    learned: Callable[[int, int, float], None]
+    learned: Callable[[int, int, float | None], None]
     steps: int
     updates: int
     passes: float
     said: int = -1
     loss: float = math.inf
-    began: float = 0.0
-    audited: float = 0.0
+    trained: float = 0.0
+    since: float = 0.0
     tried: float = 0.0
+    tried_before: float = 0.0
     done: int = 0
 
     def on_update(self, *of_torch: Any) -> None:
         """Count an optimizer step."""
+        self.since = self.since or time.perf_counter()
         self.done = min(self.done + 1, self.steps * self.updates)
         self.learned(self.done, self.steps * self.updates, self.spent())
 
     def spent(self) -> float:
         """Return the seconds of training so far: those that `StartPlan.minutes` limits."""
-        return time.perf_counter() - self.began - self.tried - self.audited if self.began else 0.0
+        return self.trained + (time.perf_counter() - self.since if self.since else 0.0)
+
+    def add_trial(self, seconds: float) -> None:
+        """Count the seconds of a trial, which are none of training."""
+        self.tried += seconds
+        self.since += seconds if self.since else 0.0
 
     def on_step_end(self, event: StepEnd) -> None:
         """Say the loss."""
-        self.began = self.began or time.perf_counter() - event.metrics["step_s"]
-        self.audited += event.metrics["time_s"].get("audit", 0.0)
+        audited = event.metrics["time_s"].get("audit", 0.0)  # of the step before, for which this one waited
+        self.trained += event.metrics["step_s"] - audited - (self.tried - self.tried_before)
+        self.since, self.tried_before = 0.0, self.tried
+        self.learned(self.done, self.steps * self.updates, None)
         figures = event.metrics["algorithm"]
         self.loss = figures["loss"]
         done = self.passes * event.step / self.steps
@@ -367,7 +376,7 @@ def make_start(
     turns: Sequence[Turn],
     log: Callable[[str], None] = lambda line: None,
     enough: Callable[[float, Callable[[], Measurement | None]], float] | None = None,
-    learned: Callable[[int, int, float], None] = lambda done, of, spent_s: None,
+    learned: Callable[[int, int, float | None], None] = lambda done, of, spent_s: None,
 ) -> StartingModel:
     """Make a starting model: the plan's algorithm chooses one, and a run of `sft` trains it on demonstrations.
 
@@ -383,7 +392,7 @@ def make_start(
             far, and a function that validates the model, and returns the share of what is enough: 1 ends the training.
             Its time does not count.
         learned: Called after each optimizer step, with their number so far, that of all passes, and the seconds so far
-            of those that `wanted.minutes` limits.
+            of those that `wanted.minutes` limits; None at the end of a step, which may be audited then.
 
     Raises:
         ConfigError: A demonstration does not fit the model.
@@ -402,24 +411,24 @@ def make_start(
         settings = run.configs["algorithm"]
         progress = _Progress(log, learned, settings.steps, settings.mini_batches, wanted.passes)
         run.registry.add_observer(progress, "warm-up")
-        last, found, loss = 0, 0.0, math.inf
+        last, found, loss, begun = 0, 0.0, math.inf, time.perf_counter()
 
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
             nonlocal last, found, loss
             now = time.perf_counter()
-            if progress.spent() >= 60 * wanted.minutes:
+            if progress.trained and progress.spent() >= 60 * wanted.minutes:
                 return True
-            dear = not found and progress.tried > max(TRIALS_S, TRIALS * (now - progress.began))
+            dear = not found and progress.tried > max(TRIALS_S, TRIALS * (now - begun))
             later = 1.0 if found >= NEAR else LATER_DEAR if dear else LATER
             fell = progress.loss <= FELL * loss
             if enough is None or (step < later * last and not fell):
                 return False
             last, loss = step, progress.loss
             found = enough(wanted.passes * step / progress.steps, measure)
-            progress.tried += time.perf_counter() - now
+            progress.add_trial(time.perf_counter() - now)
             return found >= 1
 
-        begun, directory = time.perf_counter(), RunDirectory(Path(folder) / "run")
+        directory = RunDirectory(Path(folder) / "run")
         try:
             with _each_update(progress.on_update):
                 train(run, enough=ends, audit_s=60 * wanted.minutes)
@@ -434,7 +443,7 @@ def make_start(
         except KeyboardInterrupt as error:
             error.args = ("the warm-up was interrupted: no model is written",)  # and not how its run is resumed
             raise
-        wall_s = time.perf_counter() - (progress.began or begun) - progress.tried - progress.audited
+        wall_s = progress.trained
         checkpoint, _ = directory.checkpoints.latest()
         assert checkpoint is not None
         own = shutil.ignore_patterns("trainer", "keep", ".files.json")

@@ -101,7 +101,7 @@ def labels(manifest: Mapping[str, Any], role: str = "train") -> tuple[int, int]:
 
 def labels_words(known: int, tasks: int) -> str:
     """Return what such tasks mean for the training accuracy."""
-    return f"{known} of the {amount(tasks, 'training task')} are the model's labels: their accuracy is higher"
+    return f"{known} of the {amount(tasks, 'training task')} are the model's labels: their accuracy may be higher"
 
 
 def held_out_labels(known: int, tasks: int, *, of: str = "held-out task") -> str:

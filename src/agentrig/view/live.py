@@ -53,7 +53,7 @@ SILENT_S = 10.0
 
 PREPARING = "reading the tasks, and building the reward and the algorithm"
 STARTING = "starting the agent, the model's server and the learner"
-ENDING = "the last checks"
+ENDING = "the last checks and the report"
 """What a run does before its first line, before its first step, and after its last one."""
 
 _DOING = {
@@ -81,7 +81,11 @@ class Batch:
             return self.doing
         reward = f", reward {self.reward / self.judged:.3f}" if self.judged else ""
         ended = f"{self.ended} of {amount(self.of, 'rollout')}" if self.of else amount(self.ended, "rollout")
-        last = "; now the last checks, then the results" if self.ended == self.of and "after" in self.doing else ""
+        last = (
+            "; now the last checks and the report, then the results"
+            if self.ended == self.of and "after" in self.doing
+            else ""
+        )
         return f"{self.doing}: {ended}, {self.right} right{reward}{last}"
 
 

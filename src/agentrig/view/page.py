@@ -127,6 +127,8 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
     before, after = (measured["accuracy"][f"{end}_ci95"] for end in tables.ENDS)
+    remarks = figures.paired(before, after, p) if chance else []
+    remarks += filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))])
     found |= {
         "running": run.running,
         "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
@@ -134,10 +136,7 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
         "missing": [],
         "chance": chance,
         "significant": bool(chance) and p <= SIGNIFICANT,
-        "remarks": [
-            *(figures.paired(before, after, p) if chance else []),
-            *filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))]),
-        ],
+        "remarks": remarks,
     }
     if not whole:
         return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
@@ -146,6 +145,8 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
         found["missing"] = ["no tasks were measured both before and after training, so none can be compared"]
     disagree = reward_disagreements(run) if second_rewards(run) else []
     slices = [table for table in tables.slices(held_out) if table.rows]
+    if found["significant"] and better > worse:
+        remarks += tables.gain_alone(held_out)
     return {**found, "pairs": pairs, "reward_disagreements": disagree, "held_out": held_out, "slices": slices}
 
 

@@ -251,7 +251,7 @@ def plots_of(
     differ, known = "", {counts for run in sampled if (counts := figures.labels(run.manifest))[0]}
     if known:
         one = len(known) == 1
-        some = "Some training tasks are the models' labels: their accuracy is higher"
+        some = "Some training tasks are the models' labels: their accuracy may be higher"
         differ = f" {figures.labels_words(*known.pop()) if one else some}."
     if training and held_out and training != held_out:
         differ = f" Training: {training}; validation and held out: {held_out}.{differ or ' So their levels differ.'}"

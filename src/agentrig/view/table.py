@@ -56,7 +56,7 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 NOTE = (
     "Accuracy is the percentage of correct answers among the held-out tasks that were scored; the mean reward is over "
     "the same tasks. Arrows go from the mean of a run's first steps to the mean of its last steps; prompt and response "
-    "tokens are those of trained calls."
+    "tokens are those of trained calls, which are those that the adapter keeps."
 )
 
 OF_CLASSES = (

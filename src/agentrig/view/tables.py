@@ -19,6 +19,9 @@ from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 
 ENDS = ("before", "after")
 
+FEWEST = 20
+"""Tasks that say whether a class of a slice has the whole gain: of fewer other tasks chance may be why."""
+
 CLASSES = 40
 """Classes of a slice in its table: those with most tasks."""
 
@@ -122,6 +125,25 @@ def held_out(run: RunData) -> dict[str, Any]:
     return {
         "slices": classes, "by_turn": turns, "wrong": {when: dict(of) for when, of in wrong.items()}, "scored": scored
     }  # fmt: skip
+
+
+def gain_alone(found: Mapping[str, Any]) -> list[str]:
+    """Say of a slice's class that the gain is in it alone: the other tasks, `FEWEST` at least, gained nothing."""
+    said = []
+    for name, parts in found["slices"].items():
+        ends = {part: [of[f"n_{end}"] * (of[end] or 0.0) for end in ENDS] for part, of in parts.items()}
+        whole = [sum(each) for each in zip(*ends.values(), strict=True)]
+        tasks = [sum(of[f"n_{end}"] for of in parts.values()) for end in ENDS]
+        for part, of in parts.items():
+            n = [all_of - of[f"n_{end}"] for all_of, end in zip(tasks, ENDS, strict=True)]
+            if name == "calls" or min(n) < FEWEST or 0 in (of["n_before"], of["n_after"]):
+                continue
+            before, after = ((every - own) / of_n for every, own, of_n in zip(whole, ends[part], n, strict=True))
+            if of["after"] > of["before"] and after <= before:
+                gained = f"{percent(of['before'])} → {percent(of['after'])}% of {amount(of['n'], 'task')}"
+                others = f"of the other {max(n)} {percent(before)} → {percent(after)}%"
+                said.append(f"The gain is in {slice_name(name)} {part} alone: {gained}; {others}.")
+    return said
 
 
 def slices(found: Mapping[str, Any]) -> list[Table]:

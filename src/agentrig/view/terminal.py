@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points, sign_test
+from agentrig.figures import NOTHING, SIGNIFICANT, counted, duration, figure, percent, plain, points, sign_test
 from agentrig.plan import resume_command, script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
@@ -29,6 +29,8 @@ from agentrig.view.related import compare_command, to_compare
 from agentrig.view.rollout import LONGEST_TEXT, Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
+from agentrig.view.tables import gain_alone
+from agentrig.view.tables import held_out as held_out_by_class
 
 LONGEST_INPUT = 2_000
 """Characters that a terminal shows of a part of a task: prompts, which have what the model gets of it, are longer."""
@@ -184,12 +186,18 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         ends = [f"{figure(each['first'])} → {figure(each['last'])}" for each in pair if each]
         yield f"second reward {name}, first → last steps: {', trained reward '.join(ends)}"
     evidence, (first, *others) = Evidence.of(run), ending(diagnose(run))
-    for change in changes(evidence):
-        if change.text not in first:  # what is said below is not said here
-            yield f"{change.text[0].upper()}{change.text[1:]}."
-    if evidence.where.startswith("held-out"):
-        p = sign_test(*evidence.changed[:2])
-        yield from figures.paired(accuracy["before_ci95"], accuracy["after_ci95"], p)
+    tests = [change.text for change in changes(evidence)]
+    for text in tests:
+        if text not in first:  # what is said below is not said here
+            yield f"{text[0].upper()}{text[1:]}."
+    p = sign_test(*evidence.changed[:2]) if evidence.where.startswith("held-out") else None
+    paired = figures.paired(accuracy["before_ci95"], accuracy["after_ci95"], p)
+    if any(text in first for text in tests):
+        others = [*others, *paired]
+    else:
+        yield from paired
+    if p is not None and p <= SIGNIFICANT and evidence.changed[0] > evidence.changed[1]:
+        yield from gain_alone(held_out_by_class(run))
     yield from filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))])
     pairs = before_after(evidence)
     shown = pairs["shown"][:1] if pairs else []

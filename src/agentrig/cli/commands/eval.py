@@ -54,7 +54,7 @@ def eval_(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure a model through an agent: accuracy, its 95% interval, mean reward, a table per database.
+    """Measure a model through an agent: accuracy, its 95% interval, mean reward, a table per slice (`tasks.slices`).
 
     Exit status 1 if every rollout failed: then nothing was measured.
 

@@ -106,6 +106,8 @@ def audited(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("warn", f"the auditor found a fault: {faults[0]}")
     elif text := links_audited(evidence.run):
         yield Finding("ok", text)
+    elif evidence.run.setting("run", "audit") is False and evidence.run.done:
+        yield Finding("warn", "no step was computed again by the auditor: run.audit is false")
 
 
 def delivery(evidence: Evidence) -> Iterator[Finding]:
