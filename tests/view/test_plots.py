@@ -139,7 +139,7 @@ def test_the_time_that_a_step_waits_for_the_auditor_is_a_part_of_its_own(tmp_pat
     (steps,) = (remark for name, _, remark in view(run)["tiles"] if name == "steps")
     assert steps.endswith(" s each, 15.0 s of it auditing")
     left = attrs.evolve(run, summary={}, running=True, config={"algorithm": {"steps": 4}})
-    assert figures.progress(left) == "step 4 of 4, about 6.8 s left, then the last measurement"
+    assert figures.progress(left) == "step 4 of 4, about 6.7 s left, then the last measurement"
 
 
 def test_an_image_grows_with_its_legend(tmp_path: Path) -> None:
