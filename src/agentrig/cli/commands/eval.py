@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from agentrig.run.evaluate import Evaluation
 
 
-STARTING = "the starting model"
-
-
 @click.command("eval")
 @configured
 @model_options
@@ -73,13 +70,14 @@ def eval_(
     server = measured_server(endpoint, model, checkpoint, named=named)
     checkpoint = find_checkpoint(checkpoint)
     name, tasks = eval_tasks(plan.tasks(), plan.run, split, limit, who=plan.whose_tasks)
-    measured = str(checkpoint) if checkpoint is not None else _model(server or plan.configs["server"])
+    serving = server or plan.configs["server"]
+    measured = str(checkpoint) if checkpoint is not None else _model(serving)
     measured += server_origin(endpoint) if server is not None else ""
     where = f"model: {measured}{f', prompts: {prompts}' if prompts else ''}"
     if limit is None and len(tasks) == plan.run.report_tasks:
         where += "; run.report_tasks limits it, --limit 0 measures all"
     click.echo(f"{amount(len(tasks), 'task')} of split {name}, {where}", err=True)
-    start: object = checkpoint or (getattr(plan.configs["algorithm"], "model", "") if measured == STARTING else "")
+    start: object = checkpoint or ("" if _is_elsewhere(serving) else getattr(plan.configs["algorithm"], "model", ""))
     if start and (said := held_out_labels(labels_among(tasks, start), len(tasks), of="task")):
         click.echo(said, err=True)
     predictions = _Predictions(save)
@@ -109,13 +107,17 @@ def eval_(
         )
 
 
-def _model(server: Any) -> str:
-    """Return the name and address of a model that is served already, or that it is the starting model."""
+def _is_elsewhere(server: Any) -> bool:
+    """Whether a model is served already, so that nothing is known of its start."""
     from agentrig.endpoints import Endpoint
     from agentrig.external.config import EndpointConfig
 
-    there = isinstance(server, Endpoint | EndpointConfig)
-    return f"{server.model} at {server.base_url}" if there else STARTING
+    return isinstance(server, Endpoint | EndpointConfig)
+
+
+def _model(server: Any) -> str:
+    """Return the name and address of a model that is served already, or that it is the starting model."""
+    return f"{server.model} at {server.base_url}" if _is_elsewhere(server) else "the starting model"
 
 
 class _Predictions:

@@ -357,7 +357,7 @@ def _make(
     def learned(done: int, of: int, seconds: float | None) -> None:
         nonlocal steps, of_steps, spent_s
         if seconds is None:
-            shown.tell_what(f"optimizer step {done} of {of} done, and checked", 0.0)
+            shown.tell_what(f"optimizer step {done} of {of} done; its check, and the next step", 0.0)
             return
         steps, of_steps, spent_s = done, of, seconds
         shown.tell_what(learning(), spent_s)
