@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -409,6 +410,25 @@ def test_threads_that_share_a_client_keep_their_connections() -> None:
         client.close()
         server.shutdown()
     assert len(opened) == 30
+
+
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+def test_a_connection_that_a_call_has_got_does_not_expire(library: str, model: ModelServer) -> None:
+    """The pool looks for expired connections once more for another thread, before the call is sent."""
+    module = importlib.import_module(library)
+    record(lambda: None)  # the tap is there from now on
+    with module.Client(limits=module.Limits(keepalive_expiry=0.3), timeout=30) as client:
+        client.get(model.url)
+        pool, core = client._transport._pool, library.replace("httpx", "httpcore")
+        request = importlib.import_module(core).Request("GET", model.url)
+        call = importlib.import_module(f"{core}._sync.connection_pool").PoolRequest(request)
+        pool._requests.append(call)
+        assert pool._assign_requests_to_connections() == []
+        connection = call.wait_for_connection()
+        assert connection.is_idle(), "it is not the one that was kept"
+        time.sleep(0.4)
+        assert pool._assign_requests_to_connections() == []
+        pool._requests.remove(call)
 
 
 def test_a_node_that_raises(model: ModelServer) -> None:
