@@ -51,8 +51,8 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         that before training, and on the `n` tasks that both measured the mean `accuracy`; their `difference`, and the
         two-sided `p`: for two runs that of the exact sign test, with the number of tasks that are `better` and
         `worse`, else that of `stratified_test`. `overlap` says whether the ranges do, None with one seed on a side,
-        `same_settings` whether only the seeds differ, and `apart` names what else does. `alike` says that each task is right in all of their measurements, or in none.
-        A task counts with the runs that measured it.
+        `same_settings` whether only the seeds differ, and `apart` names what else does. `alike` says that each task is
+        right in all of their measurements, or in none. A task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
