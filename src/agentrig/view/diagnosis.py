@@ -124,7 +124,7 @@ class Diagnosis:
         gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         no_gain: What to say of a gain that is not known, or none at all; else empty.
-        faded: Whether little was left to learn from at the end: a warning, or the next step, says why.
+        faded: Whether little was left to learn from at the end, though not all is learned: a warning says why.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
@@ -214,7 +214,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         gain=f"{change[0].upper()}{change[1:]}." if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
         no_gain=no_gain,
-        faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ())),
+        faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
+        and not outcome.nothing_left(evidence),
         reward_rise=rise,
         problems=problems,
         next_step=go_on,
