@@ -111,6 +111,21 @@ def resume_command(resumes: str, directory: Path, setting: str = "") -> str:
     return resumes.replace("{run}", f"{directory}{more}")
 
 
+FEW_LABELS = "--labels 10 --passes 4"
+"""Options of a warm-up for easy tasks: a model that learns more of them solves such tasks, and nothing is left."""
+
+
+def warmup_command(words: Sequence[str], *, until: float = 0.2, out: str = "") -> str:
+    """Return the command that makes a starting model for what some words select, which leaves something to learn.
+
+    Args:
+        words: A recipe or a run file, and options.
+        until: The share of right answers at which it ends.
+        out: The model's folder; '' for the one that the command chooses, `models/RECIPE`.
+    """
+    return shlex.join(["agentrig", "warmup", *words, "--until", f"{until:g}", *(["--out", out] if out else [])])
+
+
 def script_of(directory: Path) -> str:
     """Return the command that resumes the run of a script, '' for another run.
 
@@ -310,9 +325,9 @@ class Plan:
                 error.args = (f"{error}\n  {self.warmup_command(error.folder)}",)
             raise
 
-    def warmup_command(self, out: str) -> str:
-        """Return the command that makes a starting model for this configuration in a folder."""
-        return shlex.join(["agentrig", "warmup", *self.typed, "--out", out])
+    def warmup_command(self, out: str = "") -> str:
+        """Return the command that makes a starting model for this configuration, in a folder if it is given."""
+        return warmup_command(self.typed, out="" if out == str(Path("models") / self.recipe) else out)
 
     def check_credit(self) -> None:
         """Make sure that the credit has a meaning with the algorithm's settings.

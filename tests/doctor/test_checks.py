@@ -187,7 +187,7 @@ def test_a_folder_for_own_models_is_not_looked_for_on_the_hub(tmp_path, monkeypa
     (tmp_path / "models" / "hard").mkdir(parents=True)
     missing = only(content.check_model(situation("algorithm.model=models/nothere")), "problem")
     assert missing.evidence == "there is no folder models/nothere"
-    command = f"agentrig warmup toy --hardware cpu --plugin {PLUGIN} --out models/nothere"
+    command = f"agentrig warmup toy --hardware cpu --plugin {PLUGIN} --until 0.2 --out models/nothere"
     assert missing.cure.startswith(f"make one with {command}, or set ")
     misspelt = only(content.check_model(situation("algorithm.model=models/hrad")), "problem")
     assert misspelt.evidence == 'there is no folder models/hrad. Did you mean "models/hard"?'
@@ -195,7 +195,7 @@ def test_a_folder_for_own_models_is_not_looked_for_on_the_hub(tmp_path, monkeypa
 
 def test_the_shipped_model_is_not_ok_for_an_agent_of_ones_own():
     found = only(content.check_model(situation("algorithm.model=mini")), "warning")
-    assert "agentrig warmup toy" in found.cure
+    assert found.cure.endswith(f": agentrig warmup toy --hardware cpu --plugin {PLUGIN} --until 0.2")
 
 
 def test_a_model_in_the_cache_is_found(tmp_path):

@@ -36,6 +36,7 @@ from agentrig.run.auditing import checkpoint_fault
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.testing.tiny_model import make_tiny_model
+from agentrig.view.diagnosis import diagnose
 from agentrig.view.figures import status
 from agentrig.view.reading import read_run, rows_in
 
@@ -390,6 +391,7 @@ def test_the_metrics_of_another_run_are_named_and_no_checkpoint_is(run: Path, st
     data = read_run(run)
     assert (data.steps, data.ended) == ([], 3)
     assert [text for text in data.missing if "metrics.jsonl is not this run's" not in text] == []
+    assert str(diagnose(data)).splitlines()[2:4] == ["Damaged files:", f"- {data.missing[0]}"]
     assert all(map(rows_in, data.files)), "its rollouts can be read"
 
 

@@ -15,6 +15,7 @@ from distributions import install
 
 from agentrig import RewardSpec, Score, Task, TasksSpec
 from agentrig.cli.entry import main
+from agentrig.scaffold.templates import TEMPLATES
 from agentrig.testing import CheckFailed, CheckSkipped, check
 from agentrig.testing.reward import RewardSubject
 from agentrig.testing.tasks import TasksSubject, check_gold_apart
@@ -331,7 +332,8 @@ def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == (
         f"all passed; next: agentrig warmup sorts --plugin {file} --until 0.2 (makes a small model; "
-        f"with one of yours: agentrig train sorts --plugin {file} algorithm.model=DIR)"
+        "for easy tasks add --labels 10 --passes 4; with one of yours: agentrig train sorts "
+        f"--plugin {file} algorithm.model=DIR)"
     )
     other = tmp_path / "with_model.py"
     other.write_text(file.read_text().replace("'steps': 2", "'model': 'mini'"))
@@ -341,7 +343,12 @@ def test_a_recipe_that_passes_names_the_next_command(tmp_path: Path) -> None:
     absent.write_text(file.read_text().replace("'steps': 2", "'model': 'models/nowhere'"))
     said = validate(str(absent), "--only", "recipe.loads").stdout.splitlines()[-1]
     makes = f"agentrig warmup sorts --plugin {absent} --until 0.2 --out models/nowhere"
-    assert said.startswith(f"all passed; next: {makes} (makes a small model; with one of yours: agentrig train sorts ")
+    assert said.startswith(f"all passed; next: {makes} (makes a small model; ")
+    own = tmp_path / "with_own_model.py"
+    own.write_text(file.read_text().replace("'steps': 2", "'model': 'models/sorts'"))
+    said = validate(str(own), "--only", "recipe.loads").stdout.splitlines()[-1]
+    desk = TEMPLATES["domain"].commands("sorts", file=own)[0][0].replace(" --labels 10 --passes 4", "")
+    assert said.startswith(f"all passed; next: {desk} (makes a small model; "), "as `agentrig new` says it"
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     assert [row["against_start"]["reason"] for row in found.rows] == [None, "other-tasks", "other-reward"]
     assert [row["against_start"]["p"] for row in found.rows][1:] == [None, None]
     text = " ".join(found.text(width=400).split())
-    assert "other held-out tasks" in text
+    assert f"measured on other held-out tasks than {found.start['run']}" in text
     assert "another reward judged it" in text
     swapped = compare([real[name] for name in reversed(names)])
     for row in (*found.rows[1:], *(row for row in swapped.rows if row["run"] != swapped.start["run"])):
@@ -177,7 +177,10 @@ def test_a_run_that_cannot_be_compared_says_why_instead_of_a_number(real: Mappin
     manifest = json.loads((early / "manifest.json").read_text())
     manifest["data"]["report"]["fingerprint"] = "of other tasks"
     (early / "manifest.json").write_text(json.dumps(manifest))
-    assert [row["against_start"]["reason"] for row in compare([first, early]).rows] == [None, "start-not-measured"]
+    found = compare([first, early])
+    assert [row["against_start"]["reason"] for row in found.rows] == [None, "start-not-measured"]
+    unmeasured = "the start was not measured\nit was not measured after training: it did not finish"
+    assert found.table().rows[1][2] == unmeasured
     assert "The common start is" not in alone.text()
     assert alone.table().rows[0][1] == "not measured"
 
@@ -234,6 +237,8 @@ def test_a_running_run_is_shown_with_what_it_has(tmp_path: Path) -> None:
     finally:
         run.release()
     assert "→ –" in row[1].splitlines()[0]
+    measured = json.loads((ended / "progress.json").read_text())["after"]["accuracy"]
+    assert f"{100 * measured:.1f} before it was resumed" in row[1].splitlines()
     assert row[2] == "it still runs: it is measured at its end"
     assert " so far on " in row[3]
     assert compare([going]).rows[0]["wall_s"] == pytest.approx(sum(line["step_s"] for line in lines_of(going)))
@@ -398,6 +403,11 @@ def test_the_verdict_of_several_seeds_says_whether_their_ranges_overlap(
     assert found.as_dict()["between"][0]["verdict"] == verdict
     page = html.unescape(render([read_run(run) for run in runs]))
     assert page.index(f'<p class="lead"><b>{verdict}</b></p>') < page.index("<table"), "not small, and not in grey"
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text())
+        summary["accuracy"] |= {"before": 0.95}
+        (run / "summary.json").write_text(json.dumps(summary))
+    assert compare(runs).table().lead == [f"{verdict} Both are less accurate than before training."]
     old, first = runs[: len(runs) // 2], runs[len(runs) // 2]
     said = compare([*old, first]).table().lead[0]
     assert ", one seed of new-0: " in said or "right and wrong" in said
@@ -522,7 +532,7 @@ def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[
     first, second = compare(runs).table().rows
     told = "reward.use spider-exec, negative_scale 0.5, lr 0.0001, audit true"
     assert first[0].splitlines()[1:3] == ["grpo, credit grpo", told]
-    unset = "not a setting of credit best-of-group"
+    unset = "does not apply to credit best-of-group"
     told = f"reward.use strict, lr 0.001, audit false, negative_scale: {unset}"
     assert second[0].splitlines()[1:3] == ["grpo, credit best-of-group", told]
     assert ["credit.negative_scale", "0.5", unset] in differing_settings([read_run(run) for run in runs]).rows

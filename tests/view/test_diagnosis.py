@@ -35,7 +35,7 @@ from agentrig.text import alike
 from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
 from agentrig.view.causes.evidence import Evidence, StepFacts
 from agentrig.view.causes.finding import Finding
-from agentrig.view.diagnosis import IT_ENDED, NOT_YET, UNREADABLE, diagnose, ending, verdict, words
+from agentrig.view.diagnosis import FADED, IT_ENDED, NOT_YET, UNREADABLE, diagnose, ending, verdict, words
 from agentrig.view.reading import read_run
 from agentrig.view.terminal import run_ending, run_error
 
@@ -749,6 +749,7 @@ def test_the_auditors_words_come_first_and_trends_before_other_warnings(tmp_path
     first, second, third, *_ = [f.text for f in diagnose(run).warnings]
     assert (first, third) == ("the auditor found a fault: x", "two are alike")
     assert "all rollouts got the same reward" in second
+    assert verdict(diagnose(run)).startswith(f"{FADED} was found")
 
 
 def test_a_run_that_goes_on_and_has_no_step_yet_says_so(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from agentrig import Score
 from agentrig.errors import RunStopped
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
-from agentrig.processes.ends import Interrupted
+from agentrig.processes.ends import Interrupted, RunSignals, handling
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.view import live
 from agentrig.view.live import LiveDisplay
@@ -92,10 +92,13 @@ def test_what_is_done_without_a_line_is_said_before_a_run_has_a_folder_and_after
     shown.preparing()
     assert waited(shown, buffer, live.PREPARING)
     shown.starting(Path("runs/demo"))
+    assert waited(shown, buffer, live.STARTING)
+    shown.on_run_start(event=start())
+    assert waited(shown, buffer, live.FIRST_ROLLOUT)
+    shown.on_rollout_end(rollout_of(0, right=True, mode="train", step=1))
     silent = buffer.getvalue()
     time.sleep(0.2)
-    assert buffer.getvalue() == silent, "the next line ends it"
-    shown.on_run_start(event=start())
+    assert buffer.getvalue() == silent, "the first rollout ends it"
     shown.on_step_end(event=StepEnd(step=19, metrics=METRICS))
     assert live.ENDING not in buffer.getvalue()
     shown.on_step_end(event=StepEnd(step=20, metrics=METRICS))
@@ -258,6 +261,20 @@ def test_the_time_left_includes_the_measurement_after_training(monkeypatch: pyte
         shown.on_step_end(event=StepEnd(step=step, metrics=metrics))
     etas = re.findall("eta (.*)", buffer.getvalue())
     assert etas == ["1:30", "1:50", "1:40"], "steps of 10 s, and the validation of step 18 once one was measured"
+
+
+def test_no_time_is_left_once_a_signal_has_ended_the_run():
+    session = SimpleNamespace(begun=True, stopping=False, measuring="", checking=0, untouched=False, advice=str)
+    signals = RunSignals(session, abort=lambda error: None)
+    with handling(signals):
+        for stopped in (False, True):
+            shown, buffer = display()
+            shown.on_run_start(event=start())
+            for step in (2, 3):
+                shown.on_step_end(event=StepEnd(step=step, metrics={**METRICS, "step": step}))
+            assert ("eta" in buffer.getvalue()) != stopped
+            if not stopped:
+                signals(signal.SIGINT, None)
 
 
 def test_the_panel_counts_running_rollouts():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -140,6 +141,14 @@ def test_the_time_that_a_step_waits_for_the_auditor_is_a_part_of_its_own(tmp_pat
     assert steps.endswith(" s each, 15.0 s of it auditing")
     left = attrs.evolve(run, summary={}, running=True, config={"algorithm": {"steps": 4}})
     assert figures.progress(left) == "step 4 of 4, about 6.7 s left, then the last measurement"
+
+
+def test_that_matplotlib_builds_its_fonts_is_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert draw([read_run(write_run(tmp_path / "run", steps=2))], "time")
+    logging.getLogger("matplotlib.font_manager").warning(
+        "Matplotlib is building the font cache; this may take a moment."
+    )
+    assert not caplog.messages
 
 
 def test_an_image_grows_with_its_legend(tmp_path: Path) -> None:

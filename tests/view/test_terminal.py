@@ -280,6 +280,7 @@ def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):
     assert pairs["better"] > pairs["worse"] > 0, "one of both is shown"
     text = ending(better)
     assert text.index("wrong before, right after: ") < text.index("right before, wrong after: ")
+    assert text.count("agentrig watch shows the right answer too") == 1
 
 
 def test_the_end_of_a_run_names_the_commands_that_work_with_it(tmp_path: Path):

@@ -47,7 +47,7 @@ def check_model(situation: Situation) -> Iterator[Finding]:
         yield Finding.warning(
             "model",
             f"{SHIPPED}: it knows the SQL prompts of the recipe {SHIPPED} only, and the agent is one of yours",
-            cure=f"set algorithm.model, or make a small model for your tasks: agentrig warmup {plan.recipe} …",
+            cure=f"set algorithm.model, or make a small model for your tasks: {plan.warmup_command()}",
         )
         return
     environ = dict(situation.environ)

@@ -350,6 +350,12 @@ class RunSignals:
             log.warning("%s: ending after %s; %s once more ends at once", name, what, name)
 
 
+def asked_to_end() -> bool:
+    """Whether a signal has asked the run of this process to end after its step or measurement."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(handler, RunSignals) and handler.first is not None
+
+
 def end_soon(error: Interrupted) -> None:
     """End this process after `AT_ONCE_S` if it is a command and still runs then, with the error's message.
 

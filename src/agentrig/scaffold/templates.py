@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import distribution
@@ -15,6 +16,7 @@ import attrs
 
 import agentrig
 from agentrig.errors import ConfigError, nearest
+from agentrig.plan import FEW_LABELS, warmup_command
 
 FOLDER = Path(agentrig.__file__).parent / "templates"
 """Where the templates are: `FOLDER/KIND` has source and tests of a kind, `FOLDER/common` what all packages get."""
@@ -41,7 +43,7 @@ class Template:
         environment: What a shell sets in front of that command, with a space at the end; '' for nothing.
         beside: The components of others that `agentrig validate` needs to check it: what follows its name.
         contract: The checks that its tests run, as Python, with `{name}` and `{kind}`.
-        before: What makes the model that this command starts from: what follows `agentrig`; '' for nothing.
+        warmup: Options of the warm-up that makes the model this command starts from; None if it needs none.
         requires: Distributions that it needs beside agentrig and attrs.
         tests_require: Those that its tests need beside pytest.
         sql: Whether its example is of SQL tasks.
@@ -55,7 +57,7 @@ class Template:
     environment: str = ""
     beside: str = ""
     contract: str = 'checks("{kind}", "{name}")'
-    before: str = ""
+    warmup: str | None = None
     requires: Sequence[str] = ()
     tests_require: Sequence[str] = ()
     sql: bool = False
@@ -92,7 +94,10 @@ class Template:
     def commands(self, name: str, *, file: Path | None = None) -> list[tuple[str, str]]:
         """Return the commands that train with what is made from it, in a package or in a file, and why."""
         more = f" --plugin {file}" if file else ""
-        found = [(f"agentrig {self.before.format(name=name)}{more}", "makes its starting model")] if self.before else []
+        found = []
+        if self.warmup is not None:
+            made = warmup_command([name, *self.warmup.split(), *shlex.split(more)])
+            found = [(made, "makes its starting model")]
         return [
             *found,
             (f"{self.environment}agentrig train {self.use.format(kind=self.kind, name=name)}{more}", "trains with it"),
@@ -228,7 +233,7 @@ TEMPLATES: Mapping[str, Template] = {
             "{name}` plays what the demonstrator says; `agentrig dev {name}` shows what a model does.",
             use="{name}",
             contract='[*checks("tasks", "{name}"), *checks("agent", "{name}"), *checks("reward", "{name}")]',
-            before="warmup {name} --labels 10 --passes 4 --until 0.2",
+            warmup=FEW_LABELS,
             requires=("agentrig-agent-match", "agentrig-grpo", "openai>=2"),
         ),
     )

@@ -25,9 +25,9 @@ against three in a tenth."""
 
 
 def accuracy_of(run: RunData) -> dict[str, Any]:
-    """Return a run's held-out accuracy; of one that is resumed, without that of its earlier end."""
+    """Return a run's held-out accuracy; of one that is resumed, that of its `earlier_end` is not the one after."""
     accuracy = figures.held_out(run)["accuracy"]
-    return accuracy | ({"after": None, "after_ci95": None} if run.running else {})
+    return accuracy | ({"after": None, "after_ci95": None, "earlier_end": accuracy["after"]} if run.running else {})
 
 
 def tasks_of(run: RunData) -> Any:
@@ -47,12 +47,12 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
 
     Returns:
         The names of the `runs`, and of those that they are `against`; of each side a `label`, the number of `seeds`,
-        the `range` of the accuracies of its runs, `ci95` (the 95% interval of their mean), and on the `n` tasks that
-        both measured the mean `accuracy`; their `difference`, and the two-sided `p`: for two runs that of the exact
-        sign test, with the number of tasks that are `better` and `worse`, else that of `stratified_test`. `overlap`
-        says whether the ranges do, None with one seed on a side, `same_settings` whether only the seeds differ, and
-        `apart` names what else does. `alike` says that each task is right in all of their measurements, or in none.
-        A task counts with the runs that measured it.
+        the `range` of the accuracies of its runs, `ci95` (the 95% interval of their mean), whether it `fell` from
+        that before training, and on the `n` tasks that both measured the mean `accuracy`; their `difference`, and the
+        two-sided `p`: for two runs that of the exact sign test, with the number of tasks that are `better` and
+        `worse`, else that of `stratified_test`. `overlap` says whether the ranges do, None with one seed on a side,
+        `same_settings` whether only the seeds differ, and `apart` names what else does. `alike` says that each task is
+        right in all of their measurements, or in none. A task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
@@ -65,7 +65,7 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         if len(ends) == len(begun) == 1:
             better, worse, _, _ = changed(begun[0][1], ends[0][1])
             test = {"better": better, "worse": worse, "p": sign_test(better, worse)}
-        of: dict[str, dict[str, Any]] = {key: {} for key in ("label", "seeds", "range", "ci95", "accuracy")}
+        of: dict[str, dict[str, Any]] = {key: {} for key in ("label", "seeds", "range", "ci95", "accuracy", "fell")}
         names: dict[str, Any] = {}
         for side, each, tally in zip(SIDES, (ends, begun), zip(*tallies, strict=True), strict=True):
             runs = [run for run, _ in each]
@@ -74,6 +74,8 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
             of["label"][side] = _label(runs)
             of["seeds"][side] = len({str(seed_of(run)) for run in runs})
             of["range"][side] = [min(after), max(after)]
+            accuracies = [each for each in map(accuracy_of, runs) if each["before"] is not None]
+            of["fell"][side] = math.fsum(each["after"] - each["before"] for each in accuracies) < 0
             tasks = max(accuracy_of(run)["n"] for run in runs)
             of["ci95"][side] = wilson(math.fsum(after) / len(after) * tasks, tasks) if tasks else None
             of["accuracy"][side] = mean([right / n for right, n in tally])
@@ -121,10 +123,11 @@ def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tup
 def verdict(found: Mapping[str, Any]) -> str:
     """Say which of two lines is better, whether that may be chance, and whether it can be put down to one setting."""
     label, seeds = found["label"], found["seeds"]
+    fell = " Both are less accurate than before training." if all(found["fell"].values()) else ""
     if found["alike"]:
         return (
             f"{label['runs']} and {label['against']} have the same {amount(found['n'], 'held-out task')} right and "
-            "wrong: there is no difference to test."
+            f"wrong: there is no difference to test.{fell}"
         )
     gap = points(found["accuracy"]["against"], found["accuracy"]["runs"])
     level = "above" if gap.startswith("+") else "below"
@@ -144,7 +147,7 @@ def verdict(found: Mapping[str, Any]) -> str:
         elif not found["overlap"]:
             end = "unlikely to be chance"
     end = "may be chance" if found["p"] > SIGNIFICANT else end
-    said = f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}."
+    said = f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}.{fell}"
     if len(found["apart"]) < 2:
         return said
     return (

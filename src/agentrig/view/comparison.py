@@ -61,7 +61,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "running": "it still runs: it is measured at its end",
     "unfinished": "it was not measured after training: it did not finish",
     "not-measured": "not measured after training",
-    "other-tasks": "other held-out tasks",
+    "other-tasks": "measured on other held-out tasks than {start}",
     "tasks-unknown": "the manifest does not say which tasks are held out",
     "other-reward": "another reward judged it",
     "reward-unknown": "config.toml does not say which reward judged it, or the run with the common start",
@@ -192,8 +192,10 @@ class Comparison:
         against = "Against the common start" if common else "Against its own start"
         heads = [("Run", "head"), ("Held out, %", "lines"), (against, "lines"), ("Spent", "lines")]
         others = [line["differs"] for line in self.lines]
+        start = self.start["run"]
         rows = [
-            [_run(line, others), _accuracy(line), _against(line, common=common), _spent(line)] for line in self.lines
+            [_run(line, others), _accuracy(line), _against(line, start, common=common), _spent(line)]
+            for line in self.lines
         ]
         notes = [NOTE]
         if common and self.start["accuracy"] is not None:
@@ -527,6 +529,7 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(pool) > 1 and found[end]:
             interval = wilson(found[end]["mean"] * found["n"], found["n"])
         found[f"{end}_ci95"] = interval
+    found["earlier_end"] = pool[0]["accuracy"].get("earlier_end")
     found["reasons"] = [row["against_start"]["reason"] for row in pool]
     for key in ("rollouts", "demonstrations", "llm_calls"):
         found[key] = _of(row[key] for row in pool)
@@ -647,17 +650,21 @@ def _accuracy(line: Mapping[str, Any]) -> str:
     unknown = [
         f"{of['unknown']} not measured {end}" for end, of in zip(ENDS, ends, strict=True) if of and of["unknown"]
     ]
+    unknown += [f"{percent(line['earlier_end'])} before it was resumed"] if line["earlier_end"] is not None else []
     return "\n".join(
         [*(f"{name}{text}" for name, text in zip(names, lines, strict=False)), *unknown, f"n = {line['n']}"]
     )
 
 
-def _against(line: Mapping[str, Any], *, common: bool) -> str:
+def _against(line: Mapping[str, Any], start: str, *, common: bool) -> str:
     """Tell a line's change against the common start, or why there is none and the change against its own start."""
     told = [] if line["gain"] is None else _changed(line, line)
     for reason, n in Counter(filter(None, line["reasons"])).items():
         some = f"{n} of {len(line['runs'])} runs: " if n < len(line["runs"]) else ""
-        told.append(f"{some}{NOT_COMPARED[reason]}")
+        told.append(f"{some}{NOT_COMPARED[reason].format(start=start)}")
+    unmeasured = "running" if "running" in line["status"] else "unfinished"
+    if not (line["after"] or "finished" in line["status"] or unmeasured in line["reasons"]):
+        told.append(NOT_COMPARED[unmeasured])
     if line["own_start"]:
         told += [*(["against its own start:"] if common else []), *_changed(line, line["own_start"])]
     return "\n".join(told)

@@ -88,6 +88,9 @@ GOES_ON = "No fault so far; the run goes on, and the gain is measured at its end
 NO_GAIN = "No fault was found, but there is no significant gain either: what the run {} may be chance."
 """What is said about another run without problems: it gained or lost."""
 
+FADED = "The last steps had little to learn from; no other fault"
+"""What is said instead of "No fault" where most groups taught nothing at the end, or the answers became alike."""
+
 UNMEASURED = "No fault was found. The gain is not known: no tasks were measured both before and after training."
 """What is said about a run without problems that measured too little."""
 
@@ -121,6 +124,7 @@ class Diagnosis:
         gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         no_gain: What to say of a gain that is not known, or none at all; else empty.
+        faded: Whether little was left to learn from at the end, though not all is learned: a warning says why.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
@@ -139,6 +143,7 @@ class Diagnosis:
     gain: str = ""
     lost: bool = False
     no_gain: str = ""
+    faded: bool = False
     reward_rise: float | None = None
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
@@ -209,6 +214,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         gain=f"{change[0].upper()}{change[1:]}." if more_right(evidence) else "",
         lost=evidence.changed[1] > evidence.changed[0],
         no_gain=no_gain,
+        faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
+        and not outcome.nothing_left(evidence),
         reward_rise=rise,
         problems=problems,
         next_step=go_on,
@@ -279,11 +286,12 @@ def verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.steps:
         if diagnosis.no_gain:
             return f"{diagnosis.no_gain} {diagnosis.next_step}"
-        nothing = "Nothing is known: metrics.jsonl has no figures of a training step."
+        nothing = "metrics.jsonl has no figures of a step of this run, so nothing is known of its training."
         return NOT_YET if diagnosis.status == "running" else nothing
     unseen = f" Not checked by the auditor in any step: {', '.join(diagnosis.unseen)}." if diagnosis.unseen else ""
+    faded = FADED if diagnosis.faded else "No fault"
     if diagnosis.status == "running":
-        return GOES_ON + unseen
+        return GOES_ON.replace("No fault", faded) + unseen
     if diagnosis.reward_rise is not None:
         said = (
             "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by "
@@ -293,7 +301,7 @@ def verdict(diagnosis: Diagnosis) -> str:
         chance = NO_GAIN.format("lost" if diagnosis.lost else "gained")
         said = NOTHING_WRONG if diagnosis.gained else diagnosis.no_gain or chance
     gain = f" {diagnosis.gain}" if said == NOTHING_WRONG and diagnosis.gain else ""
-    return f"{said}{gain}{unseen} {diagnosis.next_step}".strip()
+    return f"{said.replace('No fault', faded)}{gain}{unseen} {diagnosis.next_step}".strip()
 
 
 def ending(diagnosis: Diagnosis) -> list[str]:
@@ -305,7 +313,7 @@ def ending(diagnosis: Diagnosis) -> list[str]:
 IT_ENDED = "It ended the run in "
 """What is said of a cause that ended a run, before what the run said."""
 
-DAMAGED = ("damaged", "cannot be read", "changed since the run wrote")
+DAMAGED = ("damaged", "cannot be read", "changed since the run wrote", "is not this run's")
 """What is said of a file that holds something else than the run wrote."""
 
 

@@ -79,7 +79,7 @@ def unset(key: str, settings: Mapping[str, Any], every: Sequence[Mapping[str, An
     if not component:
         return NOTHING
     same = any(key in other and other.get(f"{section}.use") == component for other in every)
-    return "not set" if same else f"not a setting of {section} {component}"
+    return "not set" if same else f"does not apply to {section} {component}"
 
 
 def few(steps: int) -> int:

@@ -26,7 +26,7 @@ from agentrig import hookimpl
 from agentrig.audit.verdicts import FIRST
 from agentrig.errors import RunFileError
 from agentrig.figures import counted, number, percent
-from agentrig.processes.ends import Interrupted, name_of
+from agentrig.processes.ends import Interrupted, asked_to_end, name_of
 from agentrig.run.damage import read_object
 from agentrig.text import amount
 from agentrig.view import figures
@@ -53,8 +53,9 @@ SILENT_S = 10.0
 
 PREPARING = "reading the tasks, and building the reward and the algorithm"
 STARTING = "starting the agent, the model's server and the learner"
+FIRST_ROLLOUT = "the first rollouts begin, and none has ended"
 ENDING = "the last checks and the report"
-"""What a run does before its first line, before its first step, and after its last one."""
+"""What a run does before its first line, before its first step, until a rollout has ended, and after its last step."""
 
 _DOING = {
     "report": "measuring held-out accuracy",
@@ -137,12 +138,11 @@ class LiveDisplay:
             self._print(Text(f"{doing}: {time.monotonic() - began:.0f} s"), whole=True)
 
     def starting(self, directory: Path) -> None:
-        """Print the run's directory, and that its parts start; on a terminal with a spinner until they have."""
+        """Print the run's directory, and that its parts start; say so until they have."""
         self._announced = True
         self._stop_spinner()
         self._say(f"run {directory}" if self._console.is_terminal else f"run {directory}: {STARTING} …")
-        if self._console.is_terminal:
-            self._spin(STARTING)
+        self._spin(STARTING)
 
     @hookimpl
     def on_run_start(self, event: RunStart) -> None:
@@ -181,6 +181,8 @@ class LiveDisplay:
             parts += [f"resuming at step {event.first_step}"] if event.first_step > 1 else []
         self._stop_spinner()
         self._say(", ".join(parts) or "started")
+        if not self._console.is_terminal:
+            self._spin(FIRST_ROLLOUT)
         self._open()
 
     @hookimpl
@@ -192,6 +194,7 @@ class LiveDisplay:
         with self._lock:
             former, changed = self._batch, doing != self._batch.doing
             if changed:
+                self._silent.set()
                 self._batch = Batch(doing, self._of.get(rollout.mode, 0))
                 mode = next((mode for mode in ("report", "validation") if former.doing.startswith(_DOING[mode])), "")
                 self._took |= {mode: time.monotonic() - former.began} if mode else {}
@@ -378,7 +381,7 @@ class LiveDisplay:
 
     def _eta(self) -> list[str]:
         """Return the estimated time of the rest of the run, by the latest steps; empty if it is not known."""
-        if self._steps is None or self._done >= self._steps:
+        if self._steps is None or self._done >= self._steps or asked_to_end():
             return []
         left = figures.time_left(
             self._lines,

@@ -126,9 +126,7 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     measured = figures.held_out(run)
     stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}
-    before, after = (measured["accuracy"][f"{end}_ci95"] for end in tables.ENDS)
-    remarks = figures.paired(before, after, p) if chance else []
-    remarks += filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))])
+    held_out = tables.held_out(run) if whole else {}
     found |= {
         "running": run.running,
         "unfinished": f"{stopped} {go_on(evidence)}" if (stopped := unfinished(evidence)) else "",
@@ -136,17 +134,15 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
         "missing": [],
         "chance": chance,
         "significant": bool(chance) and p <= SIGNIFICANT,
-        "remarks": remarks,
+        "remarks": tables.remarks(evidence, held_out),
     }
     if not whole:
         return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}
-    pairs, held_out = before_after(evidence), tables.held_out(run)
+    pairs = before_after(evidence)
     if pairs is None and run.files and not (run.running or evidence.unread):
         found["missing"] = ["no tasks were measured both before and after training, so none can be compared"]
     disagree = reward_disagreements(run) if second_rewards(run) else []
     slices = [table for table in tables.slices(held_out) if table.rows]
-    if found["significant"] and better > worse:
-        remarks += tables.gain_alone(held_out)
     return {**found, "pairs": pairs, "reward_disagreements": disagree, "held_out": held_out, "slices": slices}
 
 

@@ -38,6 +38,7 @@ COLORS = (INK, "#1f5fa8", "#b34a10", "#1f7a4d", "#8a4fa3", "#7a6310", "#b23a5e",
 
 def draw(runs: Sequence[RunData], name: str) -> bytes | None:
     """Return the plot of a name in `FILES` as a PNG file's bytes, or None when there is nothing to draw."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it warns that it builds its cache
     with extra("plots", "an image needs matplotlib"):
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg

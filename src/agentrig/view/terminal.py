@@ -14,12 +14,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.figures import NOTHING, SIGNIFICANT, counted, duration, figure, percent, plain, points, sign_test
+from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points
 from agentrig.plan import resume_command, script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
 from agentrig.text import amount, cut, differs_in_kind_only, one_line, printable, with_kind
-from agentrig.view import figures
+from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import changes
 from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
@@ -29,8 +29,6 @@ from agentrig.view.related import compare_command, to_compare
 from agentrig.view.rollout import LONGEST_TEXT, Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
 from agentrig.view.table import failures, interval
-from agentrig.view.tables import gain_alone
-from agentrig.view.tables import held_out as held_out_by_class
 
 LONGEST_INPUT = 2_000
 """Characters that a terminal shows of a part of a task: prompts, which have what the model gets of it, are longer."""
@@ -190,15 +188,11 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     for text in tests:
         if text not in first:  # what is said below is not said here
             yield f"{text[0].upper()}{text[1:]}."
-    p = sign_test(*evidence.changed[:2]) if evidence.where.startswith("held-out") else None
-    paired = figures.paired(accuracy["before_ci95"], accuracy["after_ci95"], p)
+    remarks = tables.remarks(evidence, tables.held_out(run))
     if any(text in first for text in tests):
-        others = [*others, *paired]
+        others = [*others, *remarks]
     else:
-        yield from paired
-    if p is not None and p <= SIGNIFICANT and evidence.changed[0] > evidence.changed[1]:
-        yield from gain_alone(held_out_by_class(run))
-    yield from filter(None, [figures.held_out_labels(*figures.labels(run.manifest, "report"))])
+        yield from remarks
     pairs = before_after(evidence)
     shown = pairs["shown"][:1] if pairs else []
     if pairs and pairs["worse"]:  # not only the one that got better
@@ -210,6 +204,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         for name, cells in _side_by_side(pair["sides"]):
             table.add_row(Text(name, style="dim"), *(Text(printable(cell)) for cell in cells))
         yield table
+    if shown:
         yield "agentrig watch shows the right answer too"
     yield ""
     yield printable(f"why: {first}")

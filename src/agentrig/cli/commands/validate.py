@@ -102,6 +102,7 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
     """Return the last line: which checks failed, or that none did and what is next."""
     from agentrig.cli.commands.warmup import above_guessing
     from agentrig.doctor.content import is_folder
+    from agentrig.plan import FEW_LABELS, warmup_command
     from agentrig.testing.subject import Subject
 
     failed = [r["check"] for report in reports for r in report["results"] if r["status"] == "failed"]
@@ -111,7 +112,8 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
     if not recipe:
         return "all passed"
     own = [file for file in (re.sub(r"(?<=\.py):.*", "", word or ""), *files) if file.endswith(".py")]
-    name = shlex.join([recipe.rpartition(":")[2], *(part for file in own for part in ("--plugin", file))])
+    words = [recipe.rpartition(":")[2], *(part for file in own for part in ("--plugin", file))]
+    name = shlex.join(words)
     settings = Subject(kind="recipe", given=recipe).spec.settings
     model = str(settings.get("algorithm", {}).get("model", ""))
     absent = is_folder(model) and not (Path(model).expanduser() / "config.json").is_file()
@@ -121,10 +123,10 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
     if guessed >= GUESSED:
         until = above_guessing(guessed)
         above = f"; always the same answer would be right in {guessed:.0%} of the tasks"
-    out = f" --out {shlex.quote(model)}" if absent else ""
+    out = model if absent and model != str(Path("models") / words[0]) else ""
     return (
-        f"all passed; next: agentrig warmup {name} --until {until:g}{out} (makes a small model{above}; "
-        f"with one of yours: agentrig train {name} algorithm.model=DIR)"
+        f"all passed; next: {warmup_command(words, until=until, out=out)} (makes a small model{above}; for easy tasks "
+        f"add {FEW_LABELS}; with one of yours: agentrig train {name} algorithm.model=DIR)"
     )
 
 
