@@ -67,6 +67,44 @@ def sign_test(better: int, worse: int) -> float:
     return min(1.0, float(2 * tail / 2**n))
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% t interval of the mean of two values or more, such as paired differences (Student 1908).
+
+    The quantile of t is by its expansion in 1 / degrees of freedom (Abramowitz & Stegun, 26.7.5), to within 3% for
+    three values, and 0.3% from five on.
+    """
+    middle, z, freedom = statistics.fmean(values), Z95, len(values) - 1
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    t = z + sum(term / freedom**i for i, term in enumerate(terms, 1))
+    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    return middle - half, middle + half
+
+
+FLIPS = 10_000
+"""How often `flip_test` samples."""
+
+
+def flip_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p of the paired permutation test (Fisher 1935): by chance, each difference has either sign.
+
+    It is by `FLIPS` samples with a fixed seed; above `EXACT` differences, by the normal distribution. With differences
+    of one size it is `sign_test`.
+    """
+    import numpy as np
+
+    values = np.array([d for d in differences if d], dtype=np.float64)
+    seen = abs(values.sum())
+    if len(values) > EXACT:
+        return math.erfc(seen / math.sqrt(2 * float(values @ values)))
+    signs = np.random.default_rng(0).integers(0, 2, (FLIPS, len(values)), dtype=np.int8)
+    sums = np.abs((2.0 * signs - 1.0) @ values)
+    return float(1 + np.count_nonzero(sums >= seen * (1 - 1e-9))) / (1 + FLIPS)
+
+
 def judged(p: float) -> str:
     """Return in words whether a difference may be chance: `p = 0.19: may be chance`."""
     return f"{p_text(p)}: {'may be chance' if p > SIGNIFICANT else 'significant'}"

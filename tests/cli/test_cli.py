@@ -125,6 +125,13 @@ def test_the_keys_that_recipes_set_are_shown_first() -> None:
     assert set(described["settings"]) == set(keys)
 
 
+def test_an_algorithm_shows_the_credit_of_a_run_that_names_none() -> None:
+    for name, credit in (("grpo", "dr-grpo"), ("gepa", "")):
+        shown = "plugins", "show", name, "--kind", "algorithm"
+        assert json.loads(invoke(*shown, "--json").stdout)[0]["credit"] == credit
+        assert (f"its credit, if a run names none (--credit NAME): {credit}\n" in invoke(*shown).stdout) == bool(credit)
+
+
 def test_a_kind_shows_its_components() -> None:
     lines = invoke("plugins", "show", "credit").stdout.splitlines()
     assert lines[0] == "credit: says what each of the agent's calls is worth, from the rewards"

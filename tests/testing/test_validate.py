@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from distributions import install
 
-from agentrig import RewardSpec, Score, Task, TasksSpec
+from agentrig import Outcome, RewardSpec, Score, Task, TasksSpec
 from agentrig.cli.entry import main
 from agentrig.scaffold.templates import TEMPLATES
 from agentrig.testing import CheckFailed, CheckSkipped, check
@@ -554,6 +554,25 @@ def test_the_right_answer_is_the_only_private_key_or_the_one_that_is_named(
         return
     with pytest.raises(CheckSkipped, match=r"Name its key \(date.*\): agentrig validate … --gold KEY"):
         _ = subject.golds
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_right_answer_that_names_a_key_twice_is_told_of(strict: bool) -> None:
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {} if strict and len(dict(found)) < len(found) else dict(found)
+
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        try:
+            answer = json.loads(outcome.answer, object_pairs_hook=pairs)
+        except (TypeError, ValueError, RecursionError):
+            return Score.ok(0.0)
+        return Score.ok(float(answer == json.loads(task.private["gold"])))
+
+    spec = RewardSpec(name="any", summary="", build=lambda config: reward)
+    tasks = [Task(id=str(i), input={}, private={"gold": json.dumps({"a": i, "b": 1})}) for i in range(2)]
+    (found,) = check("reward", spec, tasks=tasks, only=["reward.odd-answers"]).results
+    told = 'task 0: {"a": [0], "a": 0, "b": 1} counts as correct, although it names a key twice, first with a wrong'
+    assert found.message.startswith(told) != strict
 
 
 def test_tasks_with_one_right_answer_are_counted_and_their_split_is_named(tmp_path: Path) -> None:

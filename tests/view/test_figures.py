@@ -11,9 +11,12 @@ import attrs
 import pytest
 
 from agentrig.figures import (
+    EXACT,
     SIGNIFICANT,
+    flip_test,
     least_gain,
     mean,
+    mean_interval,
     no_room,
     percent,
     points,
@@ -49,6 +52,22 @@ def test_sign_test_counts_all_splits(better: int, worse: int):
     splits = [sum(s) for s in product((0, 1), repeat=n)]
     as_far = sum(abs(2 * k - n) >= gap for k in splits) / len(splits)
     assert sign_test(better, worse) == pytest.approx(as_far)
+
+
+def test_the_interval_of_a_mean_has_the_quantile_of_t() -> None:
+    for n, t in ((3, 4.3027), (5, 2.7764), (10, 2.2622), (100, 1.9842)):  # of a table
+        low, high = mean_interval([1.0, -1.0, *[0.0] * (n - 2)])
+        assert (high - low) / 2 == pytest.approx(t * (2 / (n - 1) / n) ** 0.5, rel=0.035 if n < 5 else 0.003)
+
+
+def test_the_flips_of_differences_give_the_share_of_sums_as_far_from_0() -> None:
+    differences = [0.5, 0.2, -0.1, 0.4, 0.3, 0.25, 0.0]
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in product((1, -1), repeat=7)]
+    assert flip_test(differences) == pytest.approx(mean([s >= sum(differences) - 1e-9 for s in sums]), abs=0.01)
+    assert flip_test([0.3] * 8 + [-0.3]) == pytest.approx(sign_test(8, 1), abs=0.01)
+    assert flip_test([0.0, 0.0]) == flip_test([]) == 1.0
+    many = [0.3] * (EXACT // 2 + 50) + [-0.3] * (EXACT // 2)
+    assert flip_test(many) == pytest.approx(sign_test(EXACT // 2 + 50, EXACT // 2), abs=0.01)
 
 
 def test_the_test_of_two_single_runs_is_the_sign_test() -> None:

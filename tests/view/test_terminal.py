@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import logging
@@ -18,6 +19,7 @@ from rich.console import Console
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.cli.entry import Printable, main
 from agentrig.rollouts import Rollout
+from agentrig.run.directory import RunDirectory
 from agentrig.run.rows import row_of
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
@@ -270,6 +272,24 @@ def test_the_end_of_a_run_has_its_second_reward(tmp_path: Path):
     shown = [f"{max(0, rewards[0] - less):.3g} → {max(0, rewards[-1] - less):.3g}" for less in (0.08, 0)]
     assert said == f"second reward strict, first → last steps: {', trained reward '.join(shown)}"
     assert "second reward" not in ending(write_run(tmp_path / "other", steps=2))
+
+
+def test_graded_rewards_have_an_interval_and_a_test_of_their_mean(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2, lift=0.0)
+    assert "mean reward of the" not in ending(run), "right and wrong say it all"
+    for step, most in ((0, 0.3), (2, 0.6)):
+        rewards = [round(most * (i % 5) / 4, 3) for i in range(40)]
+        made = [
+            attrs.evolve(rollout_of(i, right=False, mode="report", step=step), score=Score.ok(reward))
+            for i, reward in enumerate(rewards)
+        ]
+        RunDirectory(run).write_rollouts(made, mode="report", step=step)
+    said = (
+        "he mean reward of the 40 held-out tasks went from 0.150 to 0.300: +0.150, 95% interval +0.116 to +0.184 "
+        "(permutation test p < 0.001: significant)"
+    )
+    assert f"T{said}." in ending(run)
+    assert f"t{said}" in html.unescape(build_report([run]).read_text())
 
 
 def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):

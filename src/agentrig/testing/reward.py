@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -87,6 +88,20 @@ def near(gold: Any) -> list[Any]:
     marks = dict.fromkeys(re.findall(r"[^\w]", gold) or [" "])
     repeated = [f"{gold}{mark}{gold.rsplit(mark, 1)[-1]}" for mark in marks]
     return [f"{gold} and more", f"{gold}\n{gold}", f"{gold}{gold[-1]}", *repeated]
+
+
+def key_twice(gold: Any) -> str:
+    """Return a right answer that is a JSON object, as text that names its first key twice: first with another value.
+
+    '' for any other answer.
+    """
+    found = None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(gold) if isinstance(gold, str) else gold
+    if not isinstance(found, dict) or not found:
+        return ""
+    key, value = next(iter(found.items()))
+    return f"{{{json.dumps(key)}: {json.dumps([value])}, {json.dumps(found)[1:]}"
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -350,8 +365,10 @@ def check_full_reward(subject: RewardSubject) -> None:
             )
 
 
-def check_odd_answers(subject: RewardSubject) -> None:
+def check_odd_answers(subject: RewardSubject) -> str:
     """Empty, malformed and huge texts get a valid score, and other JSON values a score; none of them is correct.
+
+    That a JSON object counts as correct although it names a key twice, first with a wrong value, is reported as a fact.
 
     Why: A weak model often says nothing, or nonsense: an `invalid` score takes away the signal that would mend it, and
         a model that is paid for an empty answer learns to say nothing.
@@ -361,6 +378,14 @@ def check_odd_answers(subject: RewardSubject) -> None:
     """
     subject.bears(ODD, lambda score: score.status != "invalid")
     subject.bears(OTHER_TYPES, lambda score: not _reason(score).startswith(NO_SCORE))
+    with contextlib.suppress(CheckSkipped):  # no right answer is known
+        task, twice = subject.rows[0], key_twice(subject.golds[0])
+        if twice and subject.tells_apart and subject.scores([(task, twice)])[0].correct:
+            return (
+                f"task {task.id}: {twice:.200} counts as correct, although it names a key twice, first with a wrong "
+                "value. json.loads keeps the last; its object_pairs_hook can reject such an answer"
+            )
+    return ""
 
 
 def check_hostile(subject: RewardSubject) -> None:

@@ -62,6 +62,7 @@ RULES: Sequence[Rule] = (
     weights.tokens,
     outcome.memorised,
     outcome.changes,
+    outcome.mean_reward,
     outcome.observers,
     calls.ledger,
 )

@@ -21,7 +21,7 @@ from agentrig.rollouts import Rollout
 from agentrig.text import amount, cut, differs_in_kind_only, one_line, printable, with_kind
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.outcome import changes
+from agentrig.view.causes.outcome import changes, mean_reward
 from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, judged, mapping, read_run
@@ -184,7 +184,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         ends = [f"{figure(each['first'])} → {figure(each['last'])}" for each in pair if each]
         yield f"second reward {name}, first → last steps: {', trained reward '.join(ends)}"
     evidence, (first, *others) = Evidence.of(run), ending(diagnose(run))
-    tests = [change.text for change in changes(evidence)]
+    tests = [change.text for change in (*changes(evidence), *mean_reward(evidence))]
     for text in tests:
         if text not in first:  # what is said below is not said here
             yield f"{text[0].upper()}{text[1:]}."

@@ -145,7 +145,8 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
     for c in hits:
         settings = _plain(c.spec.settings) if c.kind == "recipe" else settings_of(c.spec.config)  # type: ignore[attr-defined]
         plugin = next(p for p in registry.plugins if p.name == c.plugin)
-        described.append(_described(c.kind, c.spec.name, c.spec.summary, plugin, settings))
+        of = _described(c.kind, c.spec.name, c.spec.summary, plugin, settings)
+        described.append(of | ({"credit": c.spec.credit} if c.kind == "algorithm" else {}))  # type: ignore[attr-defined]
     if as_json:
         print_json(described, indent=2, default=str)
         return
@@ -154,6 +155,8 @@ def show(ctx: click.Context, name: str, kind: str | None, graph: bool, files: Se
         click.echo(printable(f"{d['kind']} {d['name']}  ({source})\n  {d['summary']}"))
         if d["plugin"]:
             click.echo(f"  from plugin {d['plugin']} ({d['origin']})")
+        if d.get("credit"):
+            click.echo(f"  its credit, if a run names none (--credit NAME): {d['credit']}")
         if d["kind"] == "recipe":
             click.echo("\n" + to_toml(d["settings"]))
             continue

@@ -14,14 +14,16 @@ from agentrig.ledger import (
     OTHER_SERVER,
     UNMATCHED_NODE,
 )
+from agentrig.run.guards import OVERLONG
 from agentrig.text import amount
+from agentrig.traces import LLM_CALL
 from agentrig.view.beside import rollouts_of_reason
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.rollouts import PART_LIMIT
+from agentrig.view.causes.rollouts import PART_LIMIT, SHORTER, TOO_LONG
 from agentrig.view.causes.trend import at_least, gained
 from agentrig.view.figures import books, totals
-from agentrig.view.reading import RunData, dig, rollout_rows
+from agentrig.view.reading import RunData, dig, rollout_rows, spans_of
 
 MOST = 0.6
 """If an adapter leaves out more than this share of the calls and the run does not get better, it is named."""
@@ -161,7 +163,7 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
         named = next((reason for reason, about in REASONS.items() if about[0] == ended), None)
         # the ledger's reasons are of steps that ended; other calls of the agent may be left out on purpose
         reason = named or max(reasons, key=lambda r: (reasons[r], r == UNMATCHED_NODE))
-        cause, why, settings, advice = REASONS[reason]
+        cause, why, settings, advice = _about(evidence, reason)
         yield problem(
             cause,
             f"{count(unused)} of {count(scored)} scored rollouts had no call that was trained: {why}",
@@ -182,9 +184,23 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
             yield _dropped(evidence, reason, reasons[reason], recorded)
 
 
+def _about(evidence: Evidence, reason: str) -> tuple[str, str, tuple[str, ...], str]:
+    """Return what `REASONS` has; of calls that failed because most of their prompts were too long, what says so."""
+    cause, why, settings, advice = REASONS[reason]
+    if reason != CALL_ERROR:
+        return cause, why, settings, advice
+    since = _first(evidence, reason)
+    files = [file for file in evidence.run.of_mode("train") if since in (None, file.step)][:1]
+    spans = (span for row in rollout_rows(files, ("spans",)) for span in spans_of(row["spans"]))
+    errors = [span.error for span in spans if span.name == LLM_CALL and span.error]
+    if 2 * sum(bool(OVERLONG.search(error)) for error in errors) <= len(errors):
+        return cause, why, settings, advice
+    return cause, "most of their prompts left no room in the model's context", evidence.setting(*TOO_LONG), SHORTER
+
+
 def _dropped(evidence: Evidence, reason: str, n: int, recorded: int) -> Finding:
     """Name calls that were dropped for a reason; those of few tasks are a warning, for the run learned from others."""
-    cause, why, settings, advice = REASONS[reason]
+    cause, why, settings, advice = _about(evidence, reason)
     tasks, every = _tasks_with(evidence, reason)
     text = f"{count(n)} of {count(recorded)} calls were not trained on: {why}"
     if tasks:

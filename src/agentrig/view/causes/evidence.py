@@ -104,8 +104,8 @@ class StepFacts:
     group_means: Sequence[float] = ()
 
 
-Measured = Mapping[str, tuple[str, bool, str]]
-"""A measurement: task to the id of its rollout, whether it is correct, and the answer, of those that were scored."""
+Measured = Mapping[str, tuple[str, bool, str, float]]
+"""A measurement: task to the id of its rollout, whether it is correct, the answer and the reward; scored ones only."""
 
 
 def reason_of(details: Any) -> str:
@@ -212,7 +212,7 @@ def measured_of(file: RolloutFile) -> Measured:
         replies = {row["id"]: row["replies"] for row in rollout_rows([file], ("id", "replies"), decode=False)}
         rows = [{**row, "answer": replies.get(row["id"])} if _judged_only(row) else row for row in rows]
     return {
-        str(row["task_id"]): (str(row["id"]), is_correct(row), str(row["answer"]))
+        str(row["task_id"]): (str(row["id"]), is_correct(row), str(row["answer"]), float(row["value"]))
         for row in rows
         if not row["failure"] and number(row["value"]) is not None
     }

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrig.errors import AgentrigError
-from agentrig.figures import SIGNIFICANT, count, least_gain, no_room, number, percent, sign_test
+from agentrig.figures import (
+    SIGNIFICANT,
+    count,
+    flip_test,
+    judged,
+    least_gain,
+    mean_interval,
+    no_room,
+    number,
+    percent,
+    sign_test,
+)
 from agentrig.plan import RESUME, resume_command
 from agentrig.run.checkpoints import SAVED, Checkpoints, is_whole
 from agentrig.run.damage import CURES, read_object
@@ -240,7 +251,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
     if evidence.ends is None or not scored or more_right(evidence):
         return
-    n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
+    n, known = len(evidence.ends[1]), sum(correct for _, correct, *_ in evidence.ends[1].values())
     surely_less = at_most(known, n) < at_least(right, scored)
     if at_least(right, scored) < REPEATS or not surely_less or known / n >= ELSEWHERE * right / scored:
         return
@@ -292,6 +303,24 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("warn", text)
     else:
         yield _worse(evidence, text)
+
+
+def mean_reward(evidence: Evidence) -> Iterator[Finding]:
+    """How far the mean reward moved, and whether that may be chance, where it says more than right and wrong do."""
+    first, last = evidence.ends or ({}, {})
+    both = [(first[task], last[task]) for task in sorted(first.keys() & last.keys())]
+    graded = {(right, reward) for pair in both for _, right, _, reward in pair}
+    if len(both) < 2 or len(graded) == len({right for right, _ in graded}):
+        return
+    before, after = (sum(end[3] for end in ends) / len(both) for ends in zip(*both, strict=True))
+    differences = [end[3] - start[3] for start, end in both]
+    (low, high), p = mean_interval(differences), flip_test(differences)
+    yield Finding(
+        "fact" if p > SIGNIFICANT else "ok" if after > before else "warn",
+        f"the mean reward of the {count(len(both))} {evidence.where.partition(' split')[0]} tasks went from "
+        f"{before:.3f} to {after:.3f}: {after - before:+.3f}, 95% interval {low:+.3f} to {high:+.3f} (permutation test "
+        f"{judged(p)})",
+    )
 
 
 def _has_rate(evidence: Evidence) -> bool:
@@ -407,7 +436,7 @@ def more(evidence: Evidence) -> str:
 def nothing_left(evidence: Evidence) -> str:
     """Say that more steps would hardly help because nearly all tasks that were measured are right; '' if fewer are."""
     after = evidence.ends[1] if evidence.ends else {}
-    right = sum(correct for _, correct, _ in after.values()) / max(1, len(after))
+    right = sum(correct for _, correct, *_ in after.values()) / max(1, len(after))
     if right < SOLVED:
         return ""
     split = evidence.where.partition(" split")[0]
@@ -445,7 +474,7 @@ def more_tasks(evidence: Evidence) -> str:
     right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
     if evidence.ends is None or not scored or evidence.demonstrated:
         return ""
-    n, known = len(evidence.ends[1]), sum(correct for _, correct, _ in evidence.ends[1].values())
+    n, known = len(evidence.ends[1]), sum(correct for _, correct, *_ in evidence.ends[1].values())
     split = evidence.where.partition(" split")[0]
     if at_least(right, scored) <= at_most(known, n) or right / scored - known / n <= APART:
         return ""

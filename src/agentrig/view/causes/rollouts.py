@@ -42,11 +42,14 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 TOO_LONG = (
     *("algorithm.max_length", "algorithm.verl.data.max_prompt_length"),
-    *("agent.table_info_truncate", "agent.max_tokens"),
+    *("agent.table_info_truncate", "agent.max_tokens", "algorithm.max_tokens"),
 )
 """The settings of prompts that are too long …"""
 
-SHORTER = "Let the server take longer contexts, or put less into the prompt (cut schemas and results, fewer turns)."
+SHORTER = (
+    "Prompt and max_tokens must fit into the server's context: let it take longer contexts, lower max_tokens, or put "
+    "less into the prompt (cut schemas and results, fewer turns)."
+)
 """… and the advice."""
 
 LATE = "the reward ran past its budget"
