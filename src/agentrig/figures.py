@@ -154,30 +154,14 @@ def stratified_test(tasks: Iterable[tuple[tuple[int, int], tuple[int, int]]]) ->
             times * n * m * k * (n + m - k) / ((n + m) ** 2 * (n + m - 1)) for (n, m, k), times in strata.items()
         )
         return math.erfc(max(0.0, abs(observed - means) - 0.5) / math.sqrt(2 * variance))
-    chances = [1.0]
+    import numpy as np  # imported here because every command imports this module
+
+    chances = np.ones(1)
     for (n, m, k), times in strata.items():
         ways = [math.comb(n, a) * math.comb(m, k - a) if a <= k else 0 for a in range(n + 1)]
-        chances = _convolved(chances, _power([way / math.comb(n + m, k) for way in ways], times))
-    return min(1.0, 2 * min(sum(chances[: observed + 1]), sum(chances[observed:])))
-
-
-def _convolved(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return the distribution of the sum of two independent counts, from the chances of 0, 1, 2 and so on of each."""
-    found = [0.0] * (len(one) + len(other) - 1)
-    for i, chance in enumerate(one):
-        if chance:
-            for j, other_chance in enumerate(other, start=i):
-                found[j] += chance * other_chance
-    return found
-
-
-def _power(chances: list[float], times: int) -> list[float]:
-    """Return the distribution of the sum of so many independent counts with the same distribution."""
-    if times == 1:
-        return chances
-    half = _power(chances, times // 2)
-    whole = _convolved(half, half)
-    return _convolved(whole, chances) if times % 2 else whole
+        for _ in range(times):
+            chances = np.convolve(chances, [way / math.comb(n + m, k) for way in ways])
+    return min(1.0, 2 * float(min(chances[: observed + 1].sum(), chances[observed:].sum())))
 
 
 def least_gain(worse: int = 0) -> int:

@@ -43,14 +43,8 @@ def test_the_loss_is_on_the_completion_only(make_model):
     assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, data):
-    stats = fine_tune(make_model(), data, epochs=1e4, max_seconds=1.0, log=None)
-    assert 0.9 < stats.wall_s < 10
-    assert stats.steps < 1e4
+def test_mistakes_are_named(tokenizer, make_model):
     with pytest.raises(ValueError, match="no examples"):
         fine_tune(make_model(), [])
-    with pytest.raises(ValueError, match="float16"):
-        fine_tune(make_model(), data, dtype="float16")
     with pytest.raises(ValueError, match="vocab_size is 100"):
         new_model(make_model(vocab=100).config, tokenizer, seed=0)

@@ -347,15 +347,9 @@ VALUES_LIMIT = 1_000_000
 """Most values in a part of a task, counted as JSON writes them: a list that is in it twice counts twice."""
 
 
-def json_problem(value: Any, path: str, cures: Mapping[str, str] = CURES) -> str | None:
-    """Say which part of a value is not JSON, and what to do; None if all parts are.
-
-    Args:
-        value: The value.
-        path: What the message calls it.
-        cures: What to do, by type: `CURES`, or `CURES_OF_COLUMNS` for data that no code of the user makes.
-    """
-    return JsonCheck(path, cures).problem(value, path)
+def json_problem(value: Any, path: str) -> str | None:
+    """Say which part of a value, which messages call `path`, is not JSON, and what to do; None if all parts are."""
+    return JsonCheck(path, CURES).problem(value, path)
 
 
 class JsonCheck:
@@ -363,7 +357,7 @@ class JsonCheck:
 
     Args:
         name: What messages call the whole value.
-        cures: What to do, by type; see `json_problem`.
+        cures: What to do, by type: `CURES`, or `CURES_OF_COLUMNS` for data that no code of the user makes.
 
     Attributes:
         subclasses: Whether a value was of a subclass, such as an `Enum` of text, so that JSON gives another type.

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch  # noqa: TID253  (imported when a starting model is made only)
 from agentrig_forest.scoring import prepare, score
-from agentrig_forest.sequences import Batch, collate, packed
+from agentrig_forest.sequences import collate, packed
 
 log_lines = logging.getLogger(__name__)
 
@@ -56,11 +56,6 @@ class FineTuneStats:
     losses: Sequence[float]
     wall_s: float
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.wall_s if self.wall_s else 0.0
-
 
 def new_model(config: Any, tokenizer: Any, *, seed: int) -> Any:
     """Return a model with random weights, its special tokens taken from the tokenizer.
@@ -96,8 +91,6 @@ def fine_tune(
     tokens_per_batch: int = 8192,
     seed: int = 0,
     device: str = "cpu",
-    dtype: str = "float32",
-    max_seconds: float = math.inf,
     log: Callable[[str], None] | None = log_lines.info,
 ) -> FineTuneStats:
     """Train on completions by cross-entropy, in place, with AdamW and a cosine schedule, until the loss is not finite.
@@ -109,17 +102,11 @@ def fine_tune(
             tenth along a cosine.
         tokens_per_batch: Tokens of one optimizer step, padding counted.
         seed: Of the order of the data.
-        dtype: `float32` or `bfloat16` (then the forward pass runs under autocast).
-        max_seconds: Stop early after this much wall time. When that is what ends the training, the schedule
-            follows the time, so that the learning rate still decays to its end; else it follows the steps alone, and
-            a seed gives the same model again.
         log: Called with a progress line about every five seconds; None for no output.
 
     Raises:
-        ValueError: No examples, or a dtype that is neither of the two.
+        ValueError: No examples.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype is {dtype!r}; use float32 or bfloat16")
     if not examples:
         raise ValueError("there are no examples to warm up on")
     torch_device = torch.device(device)
@@ -133,19 +120,14 @@ def fine_tune(
     losses = []
     start = said = time.perf_counter()
     for epoch in schedule:
-        if time.perf_counter() - start > max_seconds:
-            break
         # The sum stays on the device: reading it at each step would make the host wait.
         epoch_loss, epoch_tokens = torch.zeros((), dtype=torch.float64, device=torch_device), 0
         for pack in epoch:
-            elapsed = time.perf_counter() - start
-            if elapsed > max_seconds:
-                break
-            factor = _cosine(_progress(steps, total, elapsed, max_seconds))
+            factor = _cosine(steps / total)
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
             batch = collate(pack, share=share).to(torch_device)
-            loss = _loss(model, batch, dtype)
+            loss = -score(model, batch)[0].mean()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, GRAD_NORM)
             optimizer.step()
@@ -159,11 +141,10 @@ def fine_tune(
                 said = now
                 rate = tokens / (now - start)
                 log(f"step {steps}/{total} loss {float(epoch_loss) / epoch_tokens:.4f} {rate:.0f} tokens/s")
-        if epoch_tokens:
-            losses.append(float(epoch_loss) / epoch_tokens)
-            completion_tokens += epoch_tokens
-            if not math.isfinite(losses[-1]):
-                break  # the weights are lost
+        losses.append(float(epoch_loss) / epoch_tokens)
+        completion_tokens += epoch_tokens
+        if not math.isfinite(losses[-1]):
+            break  # the weights are lost
     model.eval()
     return FineTuneStats(
         steps=steps,
@@ -172,12 +153,6 @@ def fine_tune(
         losses=losses,
         wall_s=time.perf_counter() - start,
     )
-
-
-def _loss(model: Any, batch: Batch, dtype: str) -> torch.Tensor:
-    device = batch.ids.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        return -score(model, batch)[0].mean()
 
 
 def _epochs(items: Sequence[Example], epochs: float, budget: int, seed: int, *, share: bool) -> list[list[Any]]:
@@ -198,13 +173,6 @@ def _epochs(items: Sequence[Example], epochs: float, budget: int, seed: int, *, 
         schedule.append(batches)
         left -= 1
     return schedule
-
-
-def _progress(steps: int, total: int, elapsed: float, max_seconds: float) -> float:
-    """Return the share of the training that is done, by steps, or by time if the time will end it first."""
-    if steps < total / 20 or elapsed / steps * total <= max_seconds:
-        return steps / total  # the first steps take longer than others: they say nothing about the rest
-    return max(steps / total, elapsed / max_seconds)
 
 
 def _cosine(progress: float) -> float:

@@ -63,7 +63,7 @@ def trainer_state(checkpoint: Path) -> Path:
 def merge_adapter(path: Path, meta: Mapping[str, Any]) -> None:
     """Merge LoRA weights, saved under peft's names, into the plain model in place.
 
-    peft merges each layer in fp32; the result is stored in the layer's own dtype.
+    Each layer is merged in fp32, as peft does it; the result is stored in the layer's own dtype.
     """
     from safetensors.torch import load_file, save_file
 
@@ -78,24 +78,9 @@ def merge_adapter(path: Path, meta: Mapping[str, Any]) -> None:
             continue
         plain = re.sub(r"^base_model\.model\.", "", name).replace(".base_layer.", ".")
         layer = name.removesuffix(".base_layer.weight")
-        factors = [state.get(f"{layer}.lora_{factor}.default.weight") for factor in "AB"]
-        if layer != name and all(factor is not None for factor in factors):
-            tensor = _merged(tensor, *factors, alpha=float(meta["lora_alpha"]))
+        a, b = (state.get(f"{layer}.lora_{factor}.default.weight") for factor in "AB")  # (rank, in) and (out, rank)
+        if layer != name and a is not None and b is not None:
+            change = (b.float() @ a.float()) * (float(meta["lora_alpha"]) / len(a))
+            tensor = (tensor.float() + change).to(tensor.dtype)
         merged[plain] = tensor.contiguous()
     save_file(merged, str(path / "model.safetensors"), metadata={"format": "pt"})
-
-
-def _merged(weight: Any, a: Any, b: Any, *, alpha: float) -> Any:
-    """Return a linear layer's weight with the adapter of these two factors, (rank, in) and (out, rank)."""
-    import torch
-    from peft import LoraConfig, inject_adapter_in_model
-
-    rows, columns = weight.shape
-    linear = torch.nn.Linear(columns, rows, bias=False, device="meta")
-    config = LoraConfig(r=a.shape[0], lora_alpha=alpha, target_modules=["0"])  # type: ignore[arg-type]
-    adapted: Any = inject_adapter_in_model(config, torch.nn.Sequential(linear))
-    layer = adapted[0]
-    factors = {"base_layer.weight": weight, "lora_A.default.weight": a, "lora_B.default.weight": b}
-    layer.load_state_dict({name: tensor.float() for name, tensor in factors.items()}, assign=True)
-    layer.merge()
-    return layer.get_base_layer().weight.detach().to(weight.dtype)

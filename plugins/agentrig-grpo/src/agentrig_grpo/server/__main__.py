@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -27,6 +26,7 @@ from agentrig.errors import AgentrigError
 from agentrig.hardware.cpu import choose_vector_kernels
 from agentrig.processes.channel import Channel
 from agentrig.processes.ends import SIGNALS
+from agentrig.processes.supervisor import end_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,8 @@ def main() -> None:
     # A terminal and Slurm send these to all processes of a run, whose current step still needs its server.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     parent, channel = int(sys.argv[1]), Channel.inherited(int(sys.argv[2]))
-    guard = Path(__file__).with_name("guard.py")
-    subprocess.Popen([sys.executable, "-I", "-S", str(guard), str(parent)], stdin=subprocess.DEVNULL)
-    if os.getppid() != parent:
-        return
+    if sys.platform == "linux":  # also while code holds the interpreter's lock; elsewhere the channel's end ends it
+        end_with_parent(parent)
     gc.disable()
     started, _ = channel.receive()
     settings = started["settings"]

@@ -42,8 +42,9 @@ Without it, page faults took longer than the arithmetic of the largest tensors."
 class Embedded:
     """The server `embedded`, a process; implements `agentrig.servers.Server`.
 
-    `__enter__` does not wait for the process: the learner can load while it starts. What needs it waits. Its answers
-    have the version of its weights and, if it scores tokens, the digests of its tensors.
+    `__enter__` does not wait for the process: the learner can load while it starts. What needs it waits. On Linux the
+    process ends with the thread that entered. Its answers have the version of its weights and, if it scores tokens, the
+    digests of its tensors.
 
     Attributes:
         api_key: The key that every request must have; new for each server.

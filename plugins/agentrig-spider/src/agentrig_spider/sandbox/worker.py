@@ -17,7 +17,7 @@ import time
 
 TYPE_CHECKING = False  # importing typing, or urllib, would double the time that a worker takes to start
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from typing import Any
 
 CELL_BYTES = 16 << 20
 """Longest string, blob or record."""
@@ -114,18 +114,6 @@ def run(
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def read_exactly(stream: BinaryIO, size: int) -> bytes:
-    """Return that many bytes; fewer at the end of the stream."""
-    parts = []
-    while size:
-        part = stream.read(size)
-        if not part:
-            break
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
 def main() -> None:
     """Serve until stdin ends."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -134,8 +122,8 @@ def main() -> None:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(b"ready")
     stdout.flush()
-    while len(head := read_exactly(stdin, 8)) == 8:
-        request = marshal.loads(read_exactly(stdin, int.from_bytes(head, "little")))
+    while len(head := stdin.read(8)) == 8:
+        request = marshal.loads(stdin.read(int.from_bytes(head, "little")))
         try:
             reply = marshal.dumps(run(*request))
         except MemoryError:
