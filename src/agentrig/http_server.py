@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -264,6 +265,28 @@ class Connections:
         self._strangers.pop(connection, None)
 
 
+class Parser(httptools.HttpRequestParser):
+    """Reads a request that asks for another protocol as one that does not: no server here speaks another.
+
+    httptools ends such a request with its head. Java's client asks for `h2c` with every first request.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse bytes; after such a head, parse it again without the header `Upgrade`."""
+        while True:
+            try:
+                super().feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._connection.upgrades():
+                    raise
+                data = self._connection.plain_head() + data[upgrade.args[0] :]
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, with limits on how long and how large a request's arrival may be.
 
@@ -273,6 +296,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, connections: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.parser = Parser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self._all = connections
         self._head: int | None = 0  # bytes since a request began, until its headers are complete
         self._arriving, self._begun, self._ticking = True, False, False
@@ -313,12 +338,25 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Take a request's head."""
         self._head = None
-        super().on_headers_complete()
+        if not self.upgrades():
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """End a request's arrival."""
+        if self.upgrades():
+            return
         super().on_message_complete()
         self._head, self._arriving, self._begun = 0, False, False
+
+    def upgrades(self) -> bool:
+        """Whether the request asks for another protocol in its headers, so that the parser gets its head again."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def plain_head(self) -> bytes:
+        """Return the head that was read without the header `Upgrade`."""
+        first = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        lines = [b"%s: %s\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"".join([first, *lines, b"\r\n"])
 
     def _tick(self) -> None:
         if self._arriving and not self._ticking:

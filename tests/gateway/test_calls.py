@@ -221,6 +221,30 @@ def test_a_body_within_the_limit_is_asked_for(gateway: Gateway, model: ScriptedS
     visit.close()
 
 
+def test_a_client_that_would_rather_speak_http_2_is_answered(gateway: Gateway, model: ScriptedServer) -> None:
+    visit, endpoint = opened(gateway, model)
+    upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
+    with httpx.Client(base_url=endpoint.base_url, headers={"authorization": f"Bearer {endpoint.api_key}"}) as line:
+        for headers in (upgrade, {}, upgrade):
+            answer = line.post("/chat/completions", json={"model": "scripted", "messages": MESSAGES}, headers=headers)
+            assert (answer.status_code, answer.http_version) == (200, "HTTP/1.1")
+    # The head, and then the body, come in parts, and two requests in one.
+    body = json.dumps({"model": "scripted", "messages": MESSAGES})
+    head = f"POST {urlsplit(endpoint.base_url).path}/chat/completions HTTP/1.1\r\nHost: localhost\r\nUpgrade: h2c\r\n"
+    head += f"Connection: Upgrade\r\nAuthorization: Bearer {endpoint.api_key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    address = urlsplit(endpoint.base_url)
+    with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=30) as connection:
+        whole = head + body
+        for part in (whole[:70], whole[70 : len(head)], whole[len(head) : -5], whole[-5:] + whole + whole):
+            connection.sendall(part.encode())
+        answers = b""
+        while answers.count(b"HTTP/1.1 200 ") < 3:
+            assert (more := connection.recv(65536)), answers
+            answers += more
+    assert [s.error for s in visit.close().spans] == [None] * 6
+    assert said(gateway, "CONNECT localhost:80 HTTP/1.1", "Host: localhost", "Upgrade: h2c").startswith("HTTP/1.1 400 ")
+
+
 def test_several_hosts_are_counted(gateway: Gateway) -> None:
     answer = said(gateway, "GET /rollouts/r/v1/models HTTP/1.1", "Host: localhost", "Host: localhost")
     assert answer.startswith("HTTP/1.1 403 ")
