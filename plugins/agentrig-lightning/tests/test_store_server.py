@@ -147,6 +147,21 @@ def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
     assert (failed.status_code, failed.json()) == (500, {"detail": "Internal server error"})
 
 
+@pytest.mark.parametrize("status", ["succeeded", "failed", "cancelled", "running", "requeuing"])
+def test_a_client_cannot_take_a_rollout_from_the_run(served: ServedStore, runner: httpx.Client, status: str) -> None:
+    rollout = asyncio.run(served._store.enqueue_rollout(input={"n": 1}))
+    refused = runner.post(f"/v1/agl/rollouts/{rollout.rollout_id}", json={"status": status})
+    assert (refused.status_code, "report the end of an attempt" in refused.text) == (400, True)
+    assert runner.post(f"/v1/agl/rollouts/{rollout.rollout_id}", json={"metadata": {"a": 1}}).status_code == 200
+    # The name of the run's own runner does not hide who has it.
+    taken = runner.post("/v1/agl/queues/rollouts/dequeue", json={"limit": 1, "worker_id": "agentrig"}).json()
+    assert (
+        [r["rollout_id"] for r in taken]
+        == [rollout.rollout_id]
+        == [lease.rollout_id for lease in served._store.leases.held_by("agentrig")]
+    )
+
+
 def test_a_request_of_spans_has_a_limit_that_holds_for_what_gzip_packs_too(runner: httpx.Client) -> None:
     kind = {"content-type": "application/x-protobuf"}
     packed = {**kind, "content-encoding": "gzip"}

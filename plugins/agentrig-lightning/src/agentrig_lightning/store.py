@@ -220,7 +220,7 @@ class Store(InMemoryLightningStore):
         return attempted
 
     async def _taken(self, found: Sequence[AttemptedRollout], worker_id: str | None) -> None:
-        if worker_id == OWN_RUNNER:
+        if worker_id == OWN_RUNNER and client.get() is None:
             return
         worker = worker_id or "(unnamed)"
         self.leases.alive(worker)
@@ -257,6 +257,30 @@ class Store(InMemoryLightningStore):
             self.leases.touch(rollout_id)
         added: Sequence[Span] = await super().add_many_spans(spans)
         return added
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: Any = UNSET,  # noqa: A002
+        mode: Any = UNSET,
+        resources_id: Any = UNSET,
+        status: Any = UNSET,
+        *others: Any,
+        **named: Any,
+    ) -> Rollout:
+        """Update a rollout, but not its status over HTTP: nobody takes or files one that its status says is over.
+
+        Raises:
+            ValueError: A client sets the status.
+        """
+        if client.get() is not None and status is not UNSET:
+            raise ValueError(
+                f"the run itself sets the status of {rollout_id}: report the end of an attempt instead "
+                "(POST /v1/agl/rollouts/ROLLOUT/attempts/ATTEMPT)"
+            )
+        given = (input, mode, resources_id, status, *others)
+        updated: Rollout = await super().update_rollout(rollout_id, *given, **named)
+        return updated
 
     async def update_attempt(
         self, rollout_id: str, attempt_id: str, status: Any = UNSET, *others: Any, **named: Any
