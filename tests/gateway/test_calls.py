@@ -239,7 +239,8 @@ def test_a_client_that_would_rather_speak_http_2_is_answered(gateway: Gateway, m
             connection.sendall(part.encode())
         answers = b""
         while answers.count(b"HTTP/1.1 200 ") < 3:
-            assert (more := connection.recv(65536)), answers
+            more = connection.recv(65536)
+            assert more, answers
             answers += more
     assert [s.error for s in visit.close().spans] == [None] * 6
     assert said(gateway, "CONNECT localhost:80 HTTP/1.1", "Host: localhost", "Upgrade: h2c").startswith("HTTP/1.1 400 ")

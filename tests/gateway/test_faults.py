@@ -22,6 +22,8 @@ from agentrig.traces import ABORTED, CUT
 EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"' + b"x" * 4000 + b'"},"token_ids":[7]}]}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 100\r\n\r\n"
+NONSENSE = {"list": b"[1]", "page": b"<html>Sign in</html>"}
+MOVED = b"HTTP/1.1 302 Found\r\nlocation: /v2/chat/completions\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 MESSAGE = rb'{"role": "assistant", "content": "\ud800"}'
 LOGPROBS = b'{"content": [{"logprob": NaN}, {"logprob": -1e-7}]}'
 STRANGE = (
@@ -69,8 +71,10 @@ class Upstream:
                     connection.sendall(HEAD + EVENT * 3)
                 elif does == "half":
                     connection.sendall(JSON + b'{"id":')
-                elif does == "nonsense":
-                    connection.sendall(JSON + b"[1]".ljust(100))
+                elif does in NONSENSE:
+                    connection.sendall(JSON + NONSENSE[does].ljust(100))
+                elif does == "moved":
+                    connection.sendall(MOVED)
                 elif does == "text-ids":
                     connection.sendall(JSON + TEXT_IDS.ljust(100))
                 elif does == "strange":
@@ -152,15 +156,18 @@ def test_a_slow_reader_slows_the_upstream_and_its_rollout_s_end_cuts_it(gateway:
 def test_errors_of_the_upstream_are_passed_on_as_such(gateway: Gateway, upstream: Upstream) -> None:
     visit = GatewayAttempt(gateway.address, "r")
     told = []
-    for does in ("half", "nonsense", "nothing", "text-ids"):
+    for does in ("half", "list", "nothing", "text-ids", "page", "moved"):
         answer = ask(visit.open(1, upstream.endpoint(does)))
         told.append((answer.status_code, answer.json()["error"]["message"], str(visit.close().spans[0].error)))
-    assert [status for status, _, _ in told] == [502] * 4
+    assert [status for status, _, _ in told] == [502] * 6
     assert "ClientPayloadError: Response payload is not completed" in told[0][1]
-    assert "no chat completion" in told[1][1]
+    assert f"{upstream.url} answered no chat completion: HTTP 200 with the body '[1]  " in told[1][1]
     assert "Server disconnected" in told[2][1]
     assert "no chat completion: TypeError: token_ids is no list of token ids" in told[3][1]
-    assert [message for _, message, _ in told] == [error for _, _, error in told]
+    assert "no chat completion: HTTP 200 with the body '<html>Sign in</html>" in told[4][1]
+    moved = f"{upstream.url} redirects to {upstream.url.replace('v1', 'v2')} (HTTP 302); set base_url to that address"
+    assert told[5][1] == moved
+    assert [message for _, message, _ in told] == [error.removeprefix("HTTP 502: ") for _, _, error in told]
 
     endpoint = visit.open(1, upstream.endpoint("three"))
     assert ask(endpoint, stream=True).text.count("data:") == 3

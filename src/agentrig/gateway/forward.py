@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 import attrs
@@ -47,6 +47,9 @@ UNSUPPORTED = ("unknown_parameter", "unsupported_parameter", "unsupported_value"
 
 CLIENTS = (400, 422)
 """Statuses of errors of a model's server about what the client has sent."""
+
+REDIRECTS = (301, 302, 303, 307, 308)
+"""Statuses of a server that names another address, which would get the key of this one."""
 
 SHOWN = 2000
 """Most bytes of a fixed model's answer that a span has, where it is passed on as it is."""
@@ -253,7 +256,13 @@ class Exchange:
         }
         self._sent_text = json.dumps(self._sent).encode()
         url = upstream.base_url.rstrip("/").removesuffix("/v1") if path == TOKENIZE else upstream.base_url.rstrip("/")
-        return await self.rules.connections.post(url + path, self._sent_text, headers)
+        response = await self.rules.connections.post(url + path, self._sent_text, headers)
+        if response.status in REDIRECTS and (location := response.headers.get("location")):
+            response.close()
+            there = urljoin(url + path, location).removesuffix(path)
+            text = f"{url} redirects to {there:.500} (HTTP {response.status}); set base_url to that address"
+            raise Refused(text, status=502, code="upstream_failed")
+        return response
 
     async def _count(self) -> None:
         """Answer with the length of the prompt in tokens; nothing is sampled, so there is no span."""
@@ -303,17 +312,20 @@ class Exchange:
         if response.status >= 400:
             await self._failed(response, content)
         else:
-            await self._answer(content)
+            await self._answer(response.status, content)
 
-    async def _answer(self, content: bytes) -> None:
+    async def _answer(self, status: int, content: bytes) -> None:
+        completion: Any = None
         try:
             completion, plain = parsed(content)
             shown = self._shown(completion)
             calls = list(sampled_calls(self._request(), completion))
             body = json.dumps(self.dialect.answer(shown, self._body)).encode()
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-            reason = f"the model's server answered no chat completion: {words_of(error)}"
-            self._record({"response": {"text": content[:2000].decode("utf-8", "replace")}}, error=reason)
+            text = content[:SHOWN].decode("utf-8", "replace")
+            why = words_of(error) if isinstance(completion, dict) else f"HTTP {status} with the body {cut(text, 200)!r}"
+            reason = f"the model's server at {self._upstream.base_url} answered no chat completion: {why}"
+            self._record({"response": {"text": text}}, error=reason)
             await self._refuse(Refused(reason, status=502, code="upstream_failed"))
             return
         self._record_calls(calls, plain=plain)

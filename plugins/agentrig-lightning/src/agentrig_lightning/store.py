@@ -261,7 +261,7 @@ class Store(InMemoryLightningStore):
     async def update_rollout(
         self,
         rollout_id: str,
-        input: Any = UNSET,  # noqa: A002
+        input: Any = UNSET,
         mode: Any = UNSET,
         resources_id: Any = UNSET,
         status: Any = UNSET,
