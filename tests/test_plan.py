@@ -114,11 +114,15 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
         ("hardware.thread=2", f'[hardware] cpu (agentrig {version("agentrig")}) has no key "thread". Did you mean'),
         ("runners.n=100000", "'n' must be <= 1024: 100000"),
         ("runners.threads=100000", "'threads' must be <= 1024: 100000"),
-        ("algorithm.report=True", "expected true or false (measure before and after)\n  Write algorithm.report=true"),
-        ("algorithm.report='False'", "Write algorithm.report=false"),
-        ('algorithm.change="2e-6"', "Write algorithm.change=2e-6"),
-        ("algorithm.steps='7'", "Write algorithm.steps=7"),
-        ("algorithm.steps=1e2", "Write algorithm.steps=100"),
+        (
+            "algorithm.report=True",
+            "expected true or false (measure before and after)\n"
+            "  Write report = true; on the command line: algorithm.report=true",
+        ),
+        ("algorithm.report='False'", "Write report = false; on the command line: algorithm.report=false"),
+        ('algorithm.change="2e-6"', "Write change = 2e-6; on the command line: algorithm.change=2e-6"),
+        ("algorithm.steps='7'", "Write steps = 7; on the command line: algorithm.steps=7"),
+        ("algorithm.steps=1e2", "Write steps = 100; on the command line: algorithm.steps=100"),
         ("run.block=core", 'must be a list of strings\n  Write block = ["core"]; on the command'),
         ("run.block=", "must be a list of strings\n  Write block = []; on the command line: 'run.block=[]'"),
     ],
@@ -184,6 +188,10 @@ def test_a_key_of_several_others_is_no_reason_to_switch() -> None:
         resolve("mini", overrides=["algorithm.temperature=1"], uses={"algorithm": "sft"})
     assert "It is a key of " in str(caught.value)
     assert "selects it" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r'"api_key"\. It is a key of http: agent\.use=http selects it'):
+        resolve("mini", overrides=["agent.api_key=x"])  # and not of a server of this plan
+    with pytest.raises(ConfigError, match=r'"api_key"\. It is a key of endpoint: server\.use=endpoint selects it'):
+        resolve("mini", overrides=["server.api_key=x"])
     with pytest.raises(ConfigError, match=r"It is a key of sft: algorithm\.use=sft selects it"):
         resolve("mini", overrides=["algorithm.demonstrations=tasks"], uses={"algorithm": "grpo"})
 

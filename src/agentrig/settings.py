@@ -215,23 +215,26 @@ def meant(value: Any, type_: Any, key: str) -> str:
     For one value in place of a list, that is the list of it, and `[]` for an empty text; for a number in place of text,
     its text.
     """
+    short = key.rpartition(".")[2]
+
+    def told(written: str, it: str = "") -> str:
+        return f"\n  Write {it}{short} = {written}; on the command line: {shlex.quote(f'{key}={written}')}"
+
     if _listed(type_) and not isinstance(value, list | tuple | Mapping):
         with suppress(Exception):  # that is no value of the list either
             _converter().structure([value], type_)
-            written, short = json.dumps([] if value == "" else [value], ensure_ascii=False), key.rpartition(".")[2]
-            return f"\n  Write {short} = {written}; on the command line: {shlex.quote(f'{key}={written}')}"
+            return told(json.dumps([] if value == "" else [value], ensure_ascii=False))
     if isinstance(value, (bool, int, float)) and _fits("text", type_):
-        written, short = json.dumps(_shown(value)), key.rpartition(".")[2]
-        return f"\n  Write it in quotes: {short} = {written}; on the command line: {shlex.quote(f'{key}={written}')}"
+        return told(json.dumps(_shown(value)), "it in quotes: ")
     text = str(value).strip().strip("\"'")
     for written in (text, text.lower(), text.removesuffix(".0")):
         try:
             _converter().structure(tomllib.loads(f"x = {written}")["x"], type_)
         except Exception:  # this guess is wrong: try the next
             continue
-        return f"\n  Write {key}={written}"
+        return told(written)
     if isinstance(value, float) and value.is_integer() and type_ is int:
-        return f"\n  Write {key}={int(value)}"
+        return told(str(int(value)))
     return ""
 
 

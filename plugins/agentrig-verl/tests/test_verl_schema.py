@@ -43,7 +43,7 @@ def test_every_key_of_every_recipe_is_verls(recipe):
         ("actor_rollout_ref.model.lora.rank", 8, "actor_rollout_ref.model.lora_rank"),
         ("data.train_batch_size", "many", "does not fit"),
         ("data.shuffle", "yes", "does not fit"),
-        ("data.shuffle", "False", "Write algorithm.verl.data.shuffle=false"),
+        ("data.shuffle", "False", "Write shuffle = false; on the command line: algorithm.verl.data.shuffle=false"),
         ("actor_rollout_ref.rollout", 4, "is a table with the keys"),
         ("trainer.default_local_dir", "x", "checkpoints go to the run directory"),
         ("actor_rollout_ref.actor.use_prefix_grouper", True, "verl ignores it"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -165,6 +165,9 @@ def select_all(
 ) -> tuple[Deferred, Deferred, Deferred]:
     """Return component, config object and the reason of `auto`, by kind; `auto` is resolved on first access."""
 
+    def others(kind: str, key: str, component: Component | None = None) -> str:
+        return elsewhere(key) or _of_another(kind, key, registry, component)
+
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         try:
             component = registry.find(kind, use)
@@ -172,12 +175,9 @@ def select_all(
             error.key = (kind, "use")
             raise
         owner = f"{use} ({component.source})"
-
-        def others(key: str) -> str:
-            return elsewhere(key) or _of_another(component, key, registry)
-
         try:
-            of: Any = {"owner": owner, "section": kind, "elsewhere": others, "shown": component.shown}
+            has = partial(others, kind, component=component)
+            of: Any = {"owner": owner, "section": kind, "elsewhere": has, "shown": component.shown}
             return component, structure(component.spec.config, keys, **of)
         except ConfigError:
             if kind == "algorithm":  # whose limits need not be mended if the loss can't be the credit's
@@ -208,7 +208,7 @@ def select_all(
         ("server", "no server that `auto` selects from", auto.ranked_servers(registry)),
     ):
         classes, keys = [c.spec.config for c in able], auto_keys.get(kind, {})
-        check_any(classes, keys, owner=owner, section=kind, elsewhere=elsewhere)
+        check_any(classes, keys, owner=owner, section=kind, elsewhere=partial(others, kind))
 
     @cache
     def chosen(kind: str) -> tuple[Component, Any, str]:
@@ -252,6 +252,8 @@ def elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regis
             specs: list[Any] = [c.spec for c in registry.components("algorithm")]
             use = next((spec.credit for spec in specs if spec.name == named), "") or auto.OWN
         found_here = [c for c in registry.components(kind) if use in (c.spec.name, "auto")]
+        if kind == "server" and use == "auto":
+            found_here = list(auto.ranked_servers(registry))
         classes[kind] = [c.spec.config for c in found_here]
         if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
             merged = {**merged, "server": {"use": auto.OWN}}
@@ -268,17 +270,17 @@ def elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regis
     return f" It is a key of {sections}: write {keys}." if found else ""
 
 
-def _of_another(component: Component, key: str, registry: Registry) -> str:
+def _of_another(kind: str, key: str, registry: Registry, component: Component | None = None) -> str:
     """Return ` It is a key of NAME.` for other components of its kind which have it, or ''.
 
     The only one is offered instead, unless it is an algorithm that trains something else.
     """
-    found: list[Any] = [c.spec for c in registry.components(component.kind) if key in attrs.fields_dict(c.spec.config)]
+    found: list[Any] = [c.spec for c in registry.components(kind) if key in attrs.fields_dict(c.spec.config)]
     if not found:
         return ""
     *names, last = [spec.name for spec in found]
-    trains = {getattr(spec, "trains", "") for spec in (*found, component.spec)}
-    selects = "" if names or len(trains) > 1 else f": {component.kind}.use={last} selects it"
+    trains = {getattr(spec, "trains", "") for spec in (*found, *([component.spec] if component else []))}
+    selects = "" if names or len(trains) > 1 else f": {kind}.use={last} selects it"
     return f" It is a key of {', '.join(names)}{' and ' if names else ''}{last}{selects}."
 
 
