@@ -416,7 +416,7 @@ def make_start(
         def ends(step: int, measure: Callable[[], Measurement | None]) -> bool:
             nonlocal last, found, loss
             now = time.perf_counter()
-            if progress.trained and progress.spent() >= 60 * wanted.minutes:
+            if progress.spent() >= 60 * wanted.minutes:
                 return True
             dear = not found and progress.tried > max(TRIALS_S, TRIALS * (now - begun))
             later = 1.0 if found >= NEAR else LATER_DEAR if dear else LATER
