@@ -286,6 +286,7 @@ def test_a_folder_that_cannot_be_removed_is_named_with_the_cause(
         ({"command": "sh", "exit_codes": {"2": "not a kind"}}, "no failure kind"),
         ({"command": "sh", "variables": {"A-B": "x"}}, "no name of an environment variable"),
         ({"command": "sh", "variables": {"OPENAI_API_KEY": "x"}}, "leave it out of the other variables"),
+        ({"command": "sh", "base_url_variable": "OPENAI_API_KEY"}, "base_url_variable and api_key_variable are both"),
         ({"command": "sh", "sandbox": "podman"}, "needs an image"),
         ({"command": "sh", "image": "debian"}, 'sandbox = "none"'),
         ({"command": "sh", "mounts": ["/srv"]}, "mounts are for a sandbox"),

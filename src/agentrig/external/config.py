@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from typing import Any
@@ -134,9 +135,14 @@ class CommandConfig:
         if self.mounts and self.sandbox == "none":
             raise ValueError('mounts are for a sandbox, and sandbox = "none"')
         names = [*self.variables, *self.input_variables]
-        own = [n for n in (self.base_url_variable, self.api_key_variable, self.model_variable) if n in names]
+        keys = ["base_url_variable", "api_key_variable", "model_variable"]
+        own = [n for n in (getattr(self, key) for key in keys) if n in names]
         if own:
             raise ValueError(f"{own[0]} has the model's address, key or name: leave it out of the other variables")
+        keys += ["answer_url_variable", "answer_key_variable"] if self.answer == "callback" else []
+        for one, other in itertools.combinations(keys, 2):
+            if (name := getattr(self, one)) == getattr(self, other):
+                raise ValueError(f"{one} and {other} are both {name}: give each its own variable")
 
     @property
     def words(self) -> list[str]:
