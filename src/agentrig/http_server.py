@@ -23,6 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrig.endpoints import ANY_HOST, is_loopback
+from agentrig.text import json_fault
 
 SILENCE_S = 5
 """Longest pause inside a request, in turns of about a second."""
@@ -89,7 +90,20 @@ async def read_body(receive: Receive, limit: int, headers: Mapping[str, str], *,
     return b"".join(parts)
 
 
-def _headers(scope: Scope) -> dict[str, str]:
+def packed(headers: Mapping[str, str]) -> Refused | None:
+    """Return the refusal of a body that is packed, which only a run's store unpacks; None for a plain one."""
+    encoding = headers.get("content-encoding", "identity")
+    text = f"the body has the Content-Encoding {encoding:.40}: send it as it is, without that header"
+    return Refused(text, status=415, code="unsupported_encoding") if encoding.lower() != "identity" else None
+
+
+def not_json(error: Exception, headers: Mapping[str, str]) -> Refused:
+    """Return the refusal of a body for which `json.loads` raised."""
+    return packed(headers) or Refused(f"the body {json_fault(error)}", code="invalid_json")
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return the headers of a request, names in lower case."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
@@ -186,13 +200,13 @@ class Access:
                 scope["agentrig.connection"].prove()
         except Refused as refused:
             with contextlib.suppress(Refused):  # it is read, so that the client can read the refusal
-                await read_body(receive, 0, _headers(scope))
+                await read_body(receive, 0, headers_of(scope))
             await self._refuse(refused, scope, send)
             return
         try:
             limit = self._limit(scope) if callable(self._limit) else self._limit
             if limit is not None:
-                body = await read_body(receive, limit, _headers(scope), setting=self._setting)
+                body = await read_body(receive, limit, headers_of(scope), setting=self._setting)
                 if body is None:
                     return  # the client has gone
                 receive = replayed(body, receive)

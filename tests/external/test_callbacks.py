@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -53,6 +54,12 @@ def test_the_first_answer_counts_the_same_again_is_no_error_and_another_is_refus
     with Callback("r1", listener=here) as again:
         assert post(callback, {"answer": 1})[0] == 401  # another rollout is under way there
     assert post(again, {"answer": 1})[0] == 410
+
+
+def test_a_packed_answer_is_refused_as_such(here: Listener) -> None:
+    with Callback("r1", listener=here) as callback:
+        status, reply = post(callback, gzip.compress(b'{"answer": 1}'), **{"Content-Encoding": "gzip"})
+        assert (status, "has the Content-Encoding gzip" in reply["error"]) == (415, True)
 
 
 def test_rollouts_have_keys_of_their_own(here: Listener) -> None:

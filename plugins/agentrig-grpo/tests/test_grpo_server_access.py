@@ -48,6 +48,10 @@ def send(server, method="POST", path="/v1/chat/completions", *, body=BODY, key=N
     return answer.status, text.get("error", {}).get("code")
 
 
+def test_a_packed_body_is_refused_as_such(server):
+    assert send(server, Content_Encoding="gzip") == (415, "unsupported_encoding")
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_asks_for_the_key_of_this_server(server, model_dir, method, path):
     for key in ("none", server.api_key[:-1], "", "ü"):

@@ -21,8 +21,21 @@ import attrs
 from agentrig.agents import Judged, Outcome
 from agentrig.endpoints import address_of
 from agentrig.errors import FAILURE_KIND, AgentFailure, AgentrigError, nearest
-from agentrig.http_server import Access, Receive, Refused, Scope, Send, ServerThread, bearer, listen, reply, same
-from agentrig.text import check_characters, cut, json_fault, json_text
+from agentrig.http_server import (
+    Access,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+    ServerThread,
+    bearer,
+    headers_of,
+    listen,
+    not_json,
+    reply,
+    same,
+)
+from agentrig.text import check_characters, cut, json_text
 
 BODY_LIMIT = 16 << 20
 """Most bytes of a request's body."""
@@ -265,7 +278,7 @@ class Listener:
         try:
             value = json.loads((await receive())["body"], parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise Refused(f"the body {json_fault(error)}") from None
+            raise not_json(error, headers_of(scope)) from None
         status, answer = scope["agentrig.take"](value)
         await reply(send, status, dict(answer), {"connection": "close"} if status >= 400 else None)
 

@@ -24,8 +24,8 @@ from agentrig.gateway.book import CUT, GONE, GatewayCall, Opened
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import ELSEWHERE, Chat, StreamWriter
 from agentrig.gateway.responses import Responses
-from agentrig.http_server import Receive, Refused, Send, read_body, reply
-from agentrig.text import cut, json_fault, parsed, words_of
+from agentrig.http_server import Receive, Refused, Send, not_json, read_body, reply
+from agentrig.text import cut, parsed, words_of
 from agentrig.traces import ABORTED, ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
@@ -167,10 +167,7 @@ class Exchange:
         try:
             body = json.loads(content or b"", parse_int=_of_64_bits, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
-            if encoding := self.headers.get("content-encoding"):
-                text = f"the body has the Content-Encoding {encoding:.40}: send it as it is, without that header"
-                raise Refused(text, status=415, code="unsupported_encoding") from None
-            raise Refused(f"the body {json_fault(error)}", status=400, code="invalid_json") from None
+            raise not_json(error, self.headers) from None
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", status=400, code="invalid_json")
         return body

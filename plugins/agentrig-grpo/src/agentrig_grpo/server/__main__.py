@@ -153,6 +153,8 @@ def _admit(key: str, scope: http_server.Scope) -> bool:
     for kind in (value for name, value in scope["headers"] if name == b"content-type"):
         if kind.split(b";")[0].strip().lower() != b"application/json":
             raise http_server.Refused(f"send application/json, not {kind.decode('latin-1')!r}", status=415)
+    if refused := http_server.packed(http_server.headers_of(scope)):
+        raise refused
     return True
 
 
