@@ -640,6 +640,15 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
     assert (told in done.output, "a higher --until, such as 0.44" in done.output) == (guesses, share > 0)
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("--model=nope", "--model nope: there is no such directory"), ("algorithm.model=/x", "leave algorithm.model out")],
+)
+def test_what_a_warm_up_starts_from_is_named_by_its_option(word: str, said: str) -> None:
+    result = CliRunner().invoke(main, ["warmup", "colors", "--plugin", FILE, word])
+    assert (result.exit_code, said in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("model", ["mini", "starter"])
 def test_what_only_a_new_model_can_have_is_refused_for_another(model: str) -> None:
     words = ["warmup", "colors", "--plugin", FILE, "--model", model, "--parameters", "3e5", "--tokenizer", "bytes"]

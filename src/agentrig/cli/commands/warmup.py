@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,9 @@ import click
 
 from agentrig.cli.options import Number, configured, json_option, make_plan, print_json, typed_again
 from agentrig.cli.progress import Progress, progress, reading
+
+HUB = r"[\w.-]+/[\w.-]+"
+"""OWNER/NAME, as Hugging Face has a model."""
 
 
 @click.command()
@@ -147,6 +151,12 @@ def warmup(
     if of_new and model != "new":
         names = ", ".join(f"--{name}" for name in of_new)
         raise ConfigError(f"{names}: only for a new model, and --model {model} has its own; leave one of them out")
+    if any(word.startswith("algorithm.model=") for word in words):
+        raise ConfigError("--model names what a warm-up starts from: leave algorithm.model out")
+    if model not in ("starter", "new", "mini") and not Path(model).is_dir() and not re.fullmatch(HUB, model):
+        raise ConfigError(
+            f"--model {model}: there is no such directory; write starter, new, mini or a model's directory"
+        )
     plan = make_plan(words, dict(options))
     from agentrig.demonstrations import StartPlan
     from agentrig.run import warmup as run
