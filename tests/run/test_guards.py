@@ -137,7 +137,7 @@ NOTHING_KEPT: dict[str, tuple[list[Trace], list[str]]] = {
         [trace_of()],
         [
             "No call to the model was recorded",
-            "Does the agent call endpoint.base_url, and a program the address in its variable OPENAI_BASE_URL?",
+            "Does the agent call endpoint.base_url, and a program the address in its variable OPENAI_BASE_URL, or",
         ],
     ),
     "no token ids": (

@@ -123,8 +123,9 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
         return ""  # the agents ended before they asked
     return (
         "No call to the model was recorded. Does the agent call endpoint.base_url, and a program the address in its "
-        "variable OPENAI_BASE_URL?\n  Of an agent in Python the tracer sees calls to /chat/completions through httpx "
-        "(the openai package, LangChain), in its own thread or one that copies its context; gateway.use=on sees every "
+        "variable OPENAI_BASE_URL, or what agent.base_url_variable names?\n  Of an agent in Python the tracer sees "
+        "calls to /chat/completions through httpx (the openai package, LangChain), in its own thread or one that "
+        "copies its context; gateway.use=on sees every "
         "client's."
     )
 
