@@ -289,7 +289,7 @@ class Parser(httptools.HttpRequestParser):
         super().__init__(connection)
         self._connection = connection
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: Any) -> None:
         """Parse bytes; after such a head, parse it again without the header `Upgrade`."""
         while True:
             try:
