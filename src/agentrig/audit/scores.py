@@ -271,6 +271,11 @@ def handed(step: Step) -> Calls:
     }
 
 
+def one(values: Sequence[float]) -> bool:
+    """Whether rewards are one reward: they differ by less than the twelfth decimal, or digit, that a score keeps."""
+    return max(values) - min(values) <= 5e-13 * max(1.0, *map(abs, values))
+
+
 def grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """(v - mean) / (deviation + 1e-6): DeepSeekMath, arXiv:2402.03300, section 4.1.2."""
     over, total = dr_grpo(values, weights), sum(weights)
@@ -281,7 +286,7 @@ def grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
 def dr_grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """V - mean: Dr. GRPO, arXiv:2503.20783; 0 where there is nothing to compare with."""
     counted = [value for value, weight in zip(values, weights, strict=True) if weight]
-    if len(counted) < 2 or len(set(counted)) == 1:
+    if len(counted) < 2 or one(counted):
         return [0.0] * len(values)
     mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
     return [value - mean for value in values]
@@ -289,7 +294,7 @@ def dr_grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
 
 def rloo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """V - mean of the others: RLOO, arXiv:2402.14740."""
-    if len(set(values)) < 2:
+    if one(values):
         return [0.0] * len(values)
     others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
     return [value - math.fsum(other) / len(other) for value, other in zip(values, others, strict=True)]
@@ -427,7 +432,7 @@ def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> 
         mean = math.fsum(heard_of) / max(len(heard_of), 1)
         for key in keys:
             value = returns[key]
-            found[key] = None if value is None else value - mean if len(set(heard_of)) > 1 else 0.0
+            found[key] = None if value is None else 0.0 if one(heard_of) else value - mean
     return found
 
 
