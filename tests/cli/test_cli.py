@@ -681,6 +681,8 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "would end" not in text.stderr
     cold = invoke(*words, "--split", "train", "tasks.do=['cold']").stderr
     assert "train` would end in its first step: 2 of 2 calls were sampled with temperature 0.1, the run's is 1" in cold
+    assert "the run's is 0" not in cold, "its own values don't hold here"
+    assert "the run's is" not in invoke(*words, "--split", "train", "tasks.do=['as-run']").stderr
     assert not (here / "runs").exists()
     assert "gold-" not in text.stdout + result.stdout
 
