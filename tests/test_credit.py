@@ -38,6 +38,11 @@ def test_each_call_counts_once(group):
     assert found == pytest.approx(want, abs=1e-9)
 
 
+def test_values_that_differ_by_rounding_are_equal():
+    assert advantages([0.3, 0.1 + 0.2, None]) == [0.0] * 3
+    assert all(advantages([0.3, 0.3 + 1e-11]))
+
+
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="2 values, but 1"):
         advantages([1.0, 0.0], [1])

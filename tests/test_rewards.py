@@ -27,6 +27,7 @@ import psutil
 import pytest
 
 from agentrig import Outcome, Score, Task
+from agentrig.correctness import Correctness
 from agentrig.errors import AgentFailure, PluginError
 from agentrig.frozen import frozen
 from agentrig.plan import Plan
@@ -49,6 +50,15 @@ def test_the_three_kinds_of_score() -> None:
     assert (ok.status, ok.value, ok.components) == ("ok", 1.0, {"exact": 0.5})
     assert (timeout.status, timeout.value, timeout.details) == ("timeout", 0.0, {"reason": "too slow"})
     assert (invalid.status, invalid.value, invalid.details) == ("invalid", None, {"reason": "no database", "path": "x"})
+
+
+def test_scores_that_differ_by_rounding_only_are_one_score() -> None:
+    assert Score.ok(0.1 + 0.2) == Score.ok(0.3)
+    assert Score.ok(sum([0.1] * 10)).with_correct(Correctness()).correct
+    assert Score.ok(1 - sum([0.1] * 10)).value == Score.ok(-1e-16).value == 0.0
+    assert Score.ok(3e8 * (0.1 + 0.2)) == Score.ok(3e8 * 0.3)
+    assert Score(status="ok", value=0.3, calls=[0.1 + 0.2, None, 1]).calls == (0.3, None, 1)
+    assert Score.ok(2e-12).value == 2e-12 != Score.ok(3e-12).value
 
 
 def test_feedback_is_kept_with_the_details_of_a_score() -> None:

@@ -19,7 +19,7 @@ from agentrig.demonstrations import LEARN
 from agentrig.endpoints import LIMIT, Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.processes.put_back import put_back
-from agentrig.rewards import given, given_to_calls
+from agentrig.rewards import given, given_to_calls, rounded
 from agentrig.rollouts import Rollout
 from agentrig.secrets import Secret, http_address
 from agentrig.settings import setting
@@ -325,7 +325,7 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
                 turns[place].append(value)
 
         def over_mean(place: tuple[str, int], value: float | None, among: Any = turns) -> float | None:
-            if value is None or min(among[place]) == max(among[place]):
+            if value is None or len(set(map(rounded, among[place]))) == 1:  # a sum of rewards rounds
                 return None if value is None else 0.0
             worth = value - math.fsum(among[place]) / len(among[place])
             return worth * config.negative_scale if worth < 0 else worth
@@ -484,8 +484,7 @@ def advantages(
             )
     valid = [(v, 1 if weighting == "rollout" else c) for v, c in zip(values, calls, strict=True) if v is not None]
     total = sum(w for _, w in valid)
-    counted = [v for v, w in valid if w > 0]
-    if len(counted) < 2 or min(counted) == max(counted):
+    if len({rounded(v) for v, w in valid if w > 0}) < 2:
         return [0.0] * len(values)  # exactly: rounding in the mean must not make a gradient
     mean = math.fsum(v * w for v, w in valid) / total
     squares = math.fsum(w * (v - mean) ** 2 for v, w in valid)

@@ -56,6 +56,7 @@ class Job:
         input: JSON values; a mapping, except under an algorithm of Agent Lightning, which may enqueue anything.
         endpoint: The model's server.
         mode: `train`, `val` or `test`, as Agent Lightning has them; None if an algorithm set none.
+        measured: Whether it is a measurement whatever its mode: the run's sampling replaces the agent's.
         attempt: The number of this attempt, from 1; a rollout whose runner died has more than one.
         attempt_id: The id of the store's attempt; empty outside Agent Lightning's store. A rollout whose runner died
             keeps it; one that the store hands out again has another.
@@ -71,6 +72,7 @@ class Job:
     input: Any
     endpoint: Endpoint
     mode: str | None = "train"
+    measured: bool = False
     attempt: int = 1
     attempt_id: str = ""
     config: Mapping[str, Any] = attrs.field(factory=dict)

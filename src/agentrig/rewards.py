@@ -18,8 +18,17 @@ VALUE_LIMIT = 1e9
 """Largest absolute value of a score: its square, summed over a step, stays finite in 32-bit floats."""
 
 
+DIGITS = 12
+"""Decimals and significant digits of a score: a sum of 1,000 parts of up to 1 rounds by at most 1000 * 1.1e-16."""
+
+
+def rounded(value: Any) -> Any:
+    """Return a number without what 64-bit sums round by, so that 0.1 + 0.2 is 0.3; other things as they are."""
+    return round(float(f"{value:.{DIGITS}g}"), DIGITS) + 0.0 if isinstance(value, float) else value  # -0.0 too
+
+
 def _values(calls: Iterable[float | None]) -> tuple[float | None, ...]:
-    return tuple(calls)
+    return tuple(map(rounded, calls))
 
 
 @attrs.frozen(kw_only=True)
@@ -30,7 +39,8 @@ class Score:
         status: `ok`: scored. `timeout`: the policy's answer exceeded its time budget. That is the policy's
             fault, so the rollout is trained on with `value` (usually 0.0). `invalid`: the environment or the
             reward failed, not the policy; the rollout is left out of the group's baseline and counts as a failure.
-        value: The reward to train on, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
+        value: The reward to train on, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`. It is
+            rounded to 12 decimals and 12 digits, as are `calls`: rewards that differ less than that are one reward.
         components: Named parts of the value, for the report: finite numbers; not trained on.
         details: Anything else that explains the score (a reason, an error): JSON values; others become text. `feedback`
             says what was wrong or right with the answer: "the query has no such column".
@@ -42,7 +52,7 @@ class Score:
     """
 
     status: Literal["ok", "invalid", "timeout"]
-    value: float | None = None
+    value: float | None = attrs.field(default=None, converter=rounded)
     components: Mapping[str, float] = attrs.field(factory=dict)
     details: Mapping[str, Any] = attrs.field(factory=dict)
     correct: bool | None = None

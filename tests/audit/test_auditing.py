@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from audited_runs import tiny_model, trained
 
 from agentrig.audit import auditor, update
 from agentrig.audit import sketch as sketches
-from agentrig.audit.record import Row
+from agentrig.audit.record import Call, Row
+from agentrig.audit.scores import moved
 from agentrig.audit.sketch import Sketch
 from agentrig.audit.verdicts import LINKS, Verdict
 from agentrig.errors import RunStopped
@@ -210,3 +212,49 @@ def test_what_a_script_s_run_was_before_a_resume_is_asked_of_the_script_of_now()
     before = {**plan.as_dict(), "run": {**plan.as_dict()["run"], "plugins": ["/of/a/process/that/ended.py"]}}
     now = Rebuilt(plan).sources()
     assert now.under(before) is now
+
+
+def row_of(name: str, task: str, said: str, answer: str) -> Row:
+    """Return a rollout with one call."""
+    response = {"choices": [{"message": {"content": said}}]}
+    call = Call(rollout=name, span="c", request={}, response=response, prompt=(), reply=(), logprobs=None, version=1)
+    return Row(id=name, task_id=task, group=task, input={}, answer=answer, spans=(), calls=(call,), **REST)
+
+
+POEMS = [f"In year {1900 + i} the {bird} of {town} flew far from its home" for i, (bird, town) in enumerate(
+    (bird, town) for bird in ("heron", "lark", "swift", "raven") for town in ("Lyon", "Graz", "Oslo", "Bern")
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("taken", "form", "n"),
+    [
+        ([0, *range(15)], "{}", 15),  # the last reply
+        ([0, *range(15)], "Answer: {}", 14),
+        ([i | 1 for i in range(16)], "{}", 8),  # two at once share a variable: the later one answers with its own
+    ],
+)
+def test_an_answer_that_is_the_reply_of_another_task_is_named(taken: Sequence[int], form: str, n: int) -> None:
+    rows = [row_of(f"r{i}", f"t{i}", POEMS[i], form.format(POEMS[taken[i]])) for i in range(16)]
+    (found,) = moved(rows)
+    assert found.detail.startswith(f"{n} answers are not in the replies of their rollouts, but in those of another ro")
+    assert found.causes.startswith("state that rollouts of the agent share")
+
+
+LABELS = ["lost_card", "card_arrival", "top_up_failed", "exchange_rate", "pin_blocked", "cash_withdrawal"]
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        ([*LABELS, *(f"about {label.replace('_', ' ')}" for label in LABELS)], [*LABELS, *LABELS]),  # the nearest label
+        (["yes", "no", "42", "7"] * 3, ["no", "42", "7", "yes"] * 3),  # short
+        (POEMS[:12], [f"{own}; {other}" for own, other in pairwise(POEMS[:13])]),  # has its own
+        (POEMS[:6] * 2, [POEMS[(i + 1) % 6] for i in range(12)]),  # of two tasks
+        (POEMS[:12], POEMS[:9] + POEMS[:3]),  # three are too few
+        (POEMS[:12], [f"{POEMS[0]} and then it came back" for _ in range(12)]),  # a default
+    ],
+)
+def test_answers_that_agents_make_of_replies_are_no_fault(said: Sequence[str], answers: Sequence[str]) -> None:
+    rows = [row_of(f"r{i}", f"t{i}", *pair) for i, pair in enumerate(zip(said, answers, strict=True))]
+    assert not list(moved(rows))

@@ -16,6 +16,7 @@ from agentrig.audit.record import COLUMNS, Record, Sources, _row
 from agentrig.audit.step import Step
 from agentrig.audit.verdicts import CannotLook
 from agentrig.credit import differ, imitate, worths_of_calls
+from agentrig.ledger import Call, Entry, Ledger
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
 from agentrig.run.gate import Gate
@@ -174,3 +175,25 @@ def test_a_credit_of_somebody_else_is_not_looked_at() -> None:
 def test_the_columns_of_rollouts_hold_the_rewards_of_calls() -> None:
     made = step_of(3)[0]
     assert json.loads(row_of(made)["call_values"]) == (list(made.score.calls) if made.score else [])
+
+
+@pytest.mark.parametrize(("name", "settings"), CREDITS, ids=str)
+def test_rewards_that_differ_by_rounding_teach_nothing(name: str, settings: dict[str, Any]) -> None:
+    """In a group of 0.3 and 0.1 + 0.2, and of calls whose rewards have these sums."""
+    credit, keys = credit_of(name, settings)
+    triplets = [Triplet(prompt_ids=[1, 2], response_ids=[3], span_id=f"c{i}", node="w") for i in range(2)]
+    parts = [(0.3, (0.3, 0.0)), *[(0.1 + 0.2, (0.3 - 0.2 * float(keys.get("discount", 0)), 0.2))] * 3]
+    made = [Score(status="ok", value=value, correct=False, calls=calls) for value, calls in parts]
+    group = [rollout(score=score, trace=trace_of("w", "w"), triplets=triplets) for score in made]
+    group = [attrs.evolve(one, id=f"r{i}") for i, one in enumerate(group)]
+    given = worths_of_calls(credit, group)
+    assert not any(calls[0] for calls in given)
+    if name != "turn":  # there, the second calls do differ
+        assert not any(calls[1] for calls in given)
+    if not any(worth is not None for calls in given for worth in calls) or keys.get("max_num_gen_batches", 1) > 1:
+        return  # such a group is left out
+    assert [v.result for v in scores.advantages(recorded(group, given, {"use": name, **keys}))] == ["ok"]
+    books = Ledger(lambda trace: [], adapter_name="mine", algorithm_name="own")
+    books.record(group, step=1)
+    entries = [Entry(Call(r.id, t.span_id), "dropped", 1, reason="zero-advantage") for r in group for t in r.triplets]
+    assert books.close(entries, step=1).calls["dropped"] == {"zero-variance-group": 8}

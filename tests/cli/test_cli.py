@@ -662,7 +662,7 @@ def test_eval_of_an_agent_whose_calls_do_not_count_warns(
     assert "No call" not in caplog.text
 
 
-def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> None:
+def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str, caplog: Any) -> None:
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2"]
     result = invoke(*words, "--json")
     assert result.exit_code == 0, result.output
@@ -681,6 +681,10 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "would end" not in text.stderr
     cold = invoke(*words, "--split", "train", "tasks.do=['cold']").stderr
     assert "train` would end in its first step: 2 of 2 calls were sampled with temperature 0.1, the run's is 1" in cold
+    served = ["dev", "toy", "--plugin", toy_file, f"algorithm.endpoint={model.url}", "--limit", "2"]
+    asked = invoke(*served, "--split", "train", "tasks.do=['as-run']")  # 1 as the run; the server's is 0.8
+    assert asked.exit_code == 0, asked.output
+    assert "the run's is" not in asked.stderr + caplog.text
     assert not (here / "runs").exists()
     assert "gold-" not in text.stdout + result.stdout
 

@@ -331,13 +331,13 @@ FAULTS = {
         names="in the replies of another rollout",
     ),
     "each rollout has the answer of the one before": Fault(
-        link="score", code=LATE.format(mode="train"), names="but in those of another rollout of the task"
+        link="score", code=LATE.format(mode="train"), names="but in those of another rollout"
     ),
     "each held-out rollout has the answer of the one before": Fault(
         link="held-out",
         settings=("run.report_tasks=6", "algorithm.val_temperature=1.0"),
         code=LATE.format(mode="report"),
-        names="but in those of another rollout of the task",
+        names="but in those of another rollout",
     ),
     "scores of calls are those of another rollout": Fault(
         link="score",

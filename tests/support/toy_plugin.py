@@ -292,8 +292,8 @@ def toy_agent(task_input, endpoint):
     if do == "nothing":
         ask(endpoint, f"Is {task_input['number']} odd?")
         return None
-    if do == "cold":
-        endpoint = endpoint.with_sampling(temperature=0.1)
+    if do in ("cold", "as-run"):
+        endpoint = endpoint.with_sampling(temperature=0.1 if do == "cold" else 1)
     if do == "seeded":
         endpoint = endpoint.with_sampling(seed=5)
     with agentrig.span("write_query"):

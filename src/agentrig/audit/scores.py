@@ -27,13 +27,16 @@ INVALID_N = 4
 ANSWER = 8
 """Characters of the shortest answer that is looked for in replies."""
 
+LONG = 8
+"""Words of a reply that is no label, and no other text which several tasks have as their answer."""
+
 MOVED = 4
 """So many answers that another rollout said are no coincidence."""
 
 UNHEARD, UNHEARD_N = 0.9, 8
 """The share of rollouts, and the least number, whose later replies do not reach the answer, for that to be named."""
 
-EXCHANGED = "answers, calls or whole rollouts that were mixed up"
+EXCHANGED = "state that rollouts of the agent share (a global, an attribute), or answers or calls that were mixed up"
 
 CAUSES = "rewards that went to other rollouts, a reward that depends on more than task and answer"
 
@@ -121,16 +124,20 @@ def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
 
     An answer is another rollout's if that one said it as it is, the own replies lack some of its words, and (of
     rollouts of one file) no rollout that said it answers with it: an agent that puts replies into one form keeps those
-    that have the form already. A text that is answered to several tasks is a default, and stands for nothing. It takes
-    `MOVED` such texts, and as many as there are other answers that are in no reply of their rollout: those show how
-    often the agent takes its answers from elsewhere.
+    that have the form already. If none of its task said it, see `_of_another_task`. A text that is answered to several
+    tasks is a default, and stands for nothing. It takes `MOVED` such texts, and as many as there are other answers that
+    are in no reply of their rollout: those show how often the agent takes its answers from elsewhere.
     """
     texts = {row.id: text for row in [*rows, *before] if len(text := longest(row.answer)) >= ANSWER}
     tasks: dict[str, list[Row]] = defaultdict(list)
     answered: dict[str, set[str]] = defaultdict(set)
-    for row in (row for row in rows if row.id in texts and row.calls):
-        tasks[row.task_id].append(row)
-        answered[texts[row.id]].add(row.task_id)
+    said: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        for call in row.calls:
+            said[call.answered.strip()].append(row)
+        if row.id in texts and row.calls:
+            tasks[row.task_id].append(row)
+            answered[texts[row.id]].add(row.task_id)
     lost, found = 0, dict[str, str]()
     for row in (row for members in tasks.values() for row in members):
         text, others = texts[row.id], [other for other in tasks[row.task_id] if other is not row]
@@ -138,14 +145,36 @@ def moved(rows: Sequence[Row], before: Sequence[Row] = ()) -> Iterator[Verdict]:
             continue
         lost += 1
         owners = [other for other in others if text in other.said]
-        if any(texts[other.id] == text for other in owners) or len(answered[text]) > 1:
+        if any(texts[other.id] == text for other in owners):
             continue
-        owners += [other for other in before if other.task_id == row.task_id and text in other.said]
+        owners = owners or [*_of_another_task(row, texts, said)]
+        if answered[text] - {owner.task_id for owner in owners} - {row.task_id}:
+            continue
+        owners = [*owners, *(other for other in before if other.task_id == row.task_id and text in other.said)]
         if owners:
             found.setdefault(text, f"rollout {row.id} has that of {owners[0].id}")
     wrong = [*found.values()] if len(found) >= max(MOVED, lost / 2) else []
-    what = f"{len(wrong)} answers are not in the replies of their rollouts, but in those of another rollout of the task"
+    what = f"{len(wrong)} answers are not in the replies of their rollouts, but in those of another rollout"
     yield from faults(what, wrong, EXCHANGED)
+
+
+def _of_another_task(row: Row, texts: Mapping[str, str], said: Mapping[str, Sequence[Row]]) -> Sequence[Row]:
+    """Return who said the reply that is an answer, or most of it, where they are of one other task; else none.
+
+    Nor may an own reply be in the answer, or one of them answer with that reply, as with a label that is found in
+    several ways. With `LONG` and more words it is no label: the last of several rollouts that share a variable has it.
+    """
+    text = texts[row.id]
+    if any(own in text for call in row.calls if (own := call.answered.strip())):
+        return ()
+    parts = (reply for reply in said if ANSWER <= len(reply) < len(text) < 2 * len(reply) and reply in text)
+    for reply in (text,) if text in said else parts:
+        long = reply == text and len(_words(text)) >= LONG
+        kept = any(reply in texts.get(one.id, "") for one in said[reply])
+        of = {one.task_id for one in said[reply]}
+        if len(of) == 1 and row.task_id not in of and (long or not kept):
+            return said[reply]
+    return ()
 
 
 def _words(text: str) -> list[str]:
@@ -271,6 +300,11 @@ def handed(step: Step) -> Calls:
     }
 
 
+def one(values: Sequence[float]) -> bool:
+    """Whether rewards are one reward: they differ by less than the twelfth decimal, or digit, that a score keeps."""
+    return max(values) - min(values) <= 5e-13 * max(1.0, *map(abs, values))
+
+
 def grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """(v - mean) / (deviation + 1e-6): DeepSeekMath, arXiv:2402.03300, section 4.1.2."""
     over, total = dr_grpo(values, weights), sum(weights)
@@ -281,7 +315,7 @@ def grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
 def dr_grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """V - mean: Dr. GRPO, arXiv:2503.20783; 0 where there is nothing to compare with."""
     counted = [value for value, weight in zip(values, weights, strict=True) if weight]
-    if len(counted) < 2 or len(set(counted)) == 1:
+    if len(counted) < 2 or one(counted):
         return [0.0] * len(values)
     mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
     return [value - mean for value in values]
@@ -289,7 +323,7 @@ def dr_grpo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
 
 def rloo(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """V - mean of the others: RLOO, arXiv:2402.14740."""
-    if len(set(values)) < 2:
+    if one(values):
         return [0.0] * len(values)
     others = [[*values[:i], *values[i + 1 :]] for i in range(len(values))]
     return [value - math.fsum(other) / len(other) for value, other in zip(values, others, strict=True)]
@@ -427,7 +461,7 @@ def _by_turn(step: Step, rows: Sequence[Any], calls: Calls, discount: float) -> 
         mean = math.fsum(heard_of) / max(len(heard_of), 1)
         for key in keys:
             value = returns[key]
-            found[key] = None if value is None else value - mean if len(set(heard_of)) > 1 else 0.0
+            found[key] = None if value is None else 0.0 if one(heard_of) else value - mean
     return found
 
 

@@ -138,7 +138,7 @@ def _called(agent: Agent, job: Job, loop: RunnerLoop | None, visit: GatewayAttem
 
 def _measured(job: Job) -> bool:
     """Whether a rollout is a measurement: then the run's sampling replaces the agent's."""
-    return job.mode in ("val", "test")
+    return job.measured or job.mode in ("val", "test")
 
 
 def _failed(error: BaseException, job: Job, told: str = "", blocked: str = "") -> Outcome:

@@ -141,6 +141,7 @@ class RolloutEngine:
                     input=dict(given) if isinstance(given, Mapping) else given,
                     endpoint=endpoints[i % len(endpoints)],
                     mode=JOB_MODES[self.as_mode or mode],
+                    measured=mode != "train",
                     prompts=self.prompts,
                 )
                 waiting[job.id] = task, f"{mode}-{step}-{first + i}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -39,6 +40,9 @@ READ_PRIVATE = "read-private"
 
 SAMPLING: Mapping[str, Any] = {"temperature": 0.83, "top_p": 0.93, "max_tokens": 48, "seed": 7}
 """The endpoint's sampling fields."""
+
+SAID = "ok"
+"""What the scripted model says, if the kit's user names no script."""
 
 ODD: Mapping[str, str | Reply] = {
     "an empty reply": "",
@@ -155,7 +159,7 @@ class AgentSubject(TriedSubject):
     builds = False
 
     limit: int = 4
-    script: Any = "ok"
+    script: Any = SAID
     deadline_s: float = 30.0
     gateway: Any = None
     slow_s: float = 1.0
@@ -255,6 +259,11 @@ def demonstrated(task: Task, says: Demonstrate) -> Script:
         return Reply(text=said.content, tool_calls=[(c["name"], c.get("arguments", {})) for c in said.tool_calls])
 
     return script
+
+
+def told_apart(body: Mapping[str, Any]) -> str:
+    """Return a reply that no other conversation has."""
+    return f"{SAID} {zlib.crc32(json.dumps(body['messages'], sort_keys=True).encode()):08x}"
 
 
 @basic
@@ -390,12 +399,15 @@ def check_together(subject: AgentSubject) -> None:
     Cure: Keep what belongs to a rollout in local variables, not in the agent object or in globals. Take no fixed port,
         file or lock; use `tempfile`, and port 0.
     """
-    subject.server.script = subject.script
-    first, several = subject.pool, f"alone and with {len(subject.plays)} at once"
+    plays = subject.plays
+    if subject.script == SAID:  # a reply that is another task's shows only where they differ
+        plays = [subject.alone(task, told_apart) for task in subject.rows]
+    subject.server.script = told_apart if subject.script == SAID else subject.script
+    first, several = subject.pool, f"alone and with {len(plays)} at once"
     for how in (several, several, "in a second process, while there is a first"):
         pool = first if how == several else subject.started(threads=1)
         together = subject.play([subject.job(task) for task in subject.rows], pool)
-        for alone, result in zip(subject.plays, together, strict=True):
+        for alone, result in zip(plays, together, strict=True):
             if different := alone.differs(Play(alone.task, result)):
                 raise CheckFailed(f"task {alone.task.id}, {how}: {different}")
 

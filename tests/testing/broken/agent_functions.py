@@ -76,6 +76,16 @@ class Shared:
         return ask(endpoint, f"Say {self.word}")
 
 
+class Late:
+    """Answers with the reply of the rollout before."""
+
+    last = ""
+
+    def __call__(self, task_input, endpoint):
+        before, self.last = self.last, ask(endpoint, task_input["word"])
+        return before or self.last
+
+
 class Locked:
     """Works in one process at a time."""
 
@@ -134,6 +144,7 @@ BROKEN = {
     "private-asked": lambda given, endpoint: ask(endpoint, given["word"]) + str(given.get("gold")),
     "same-twice": lambda given, endpoint: ask(endpoint, f"It is {time.time_ns()}: {given['word']}"),
     "together": Shared(),
+    "together-last-reply": Late(),
     "server-error": makes_up,
     "odd-replies": parses,
     "deadline": insists,
