@@ -463,6 +463,21 @@ def test_a_file_that_the_run_did_not_write_is_named(
             assert any(text in each for each in resumed), resumed
 
 
+def test_files_that_no_step_wrote_are_left_out(finished: Path) -> None:
+    rollouts, config = finished / "rollouts", (finished / "config.toml").read_text()
+    files, measured = read_run(finished).files, read_past(RunDirectory(finished)).measured
+    ends = [rollouts / f"report-{step:05d}.parquet" for step in (0, 3)]
+    shutil.copy(ends[0], rollouts / "report-00009.parquet")
+    (finished / "config.toml").write_text(config.replace("steps = 3", "steps = 9"))
+    assert not any("the run went on" in text for text in read_run(finished).missing)
+    (finished / "config.toml").write_text(config)
+    for name in ("report-00002", "train-00009", "validation-00009"):
+        shutil.copy(ends[0], rollouts / f"{name}.parquet")
+    left = read_run(finished)
+    assert (left.files, [file.path for file in left.measured()]) == (files, ends)
+    assert read_past(RunDirectory(finished)).measured == measured, "which the summary counts"
+
+
 @pytest.mark.parametrize(
     ("name", "place", "said"),
     [

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,16 +275,19 @@ class RunDirectory:
         audits = [f for f in (self.path / "audit").glob("*-*.json") if not stays(f, step)]
         return [*again, *audits, *self.path.glob(".*.part")]
 
-    def measured(self, step: int) -> dict[str, int]:
+    def measured(self, step: int, without: Collection[str] = ()) -> dict[str, int]:
         """Return how many rollouts were only measured, by failure; `""` for those without a failure.
 
         Args:
             step: The checkpoint's step; rollouts that `rewind` would delete are not counted.
+            without: Places in the run directory of files that the run did not write.
         """
         import pyarrow.parquet as pq
 
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
+            if f"rollouts/{file.name}" in without:
+                continue
             if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and stays(file, step):
                 cure = "Remove it: its rollouts are then missing from the run's failure counts"
                 with reading(file, cure), pq.ParquetFile(file) as stored:  # `read_table` takes a folder too

@@ -184,14 +184,16 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"metrics.jsonl: what the run's totals and guards need is missing for {_listed(unusable, noun='step')}, or "
             "has another type: the summary leaves it out"
         )
+    foreign: list[str] = []
     if step:
         warnings += changed_files(run.path, every, known, step=step, needed=range(1, step + 1))
+        foreign = unwritten([f"rollouts/{file.name}" for file in entries(run.path / "rollouts")], every, known)
     return Past(
         checkpoint=checkpoint,
         step=step,
         lines=lines,
         progress=progress,
-        measured=run.measured(step) if step else {},
+        measured=run.measured(step, without=foreign) if step else {},
         warnings=warnings,
         lost=lost,
         spent_s=max(spent) if step else 0.0,
@@ -610,25 +612,14 @@ def changed_files(
         step: Only files that a run resumed from this step keeps; None for all.
         needed: Steps whose training rollouts the run wrote, whether their digest is known or not.
     """
-    measured = dict(_measured_files(progress))
-    by_step = {line["step"]: dict(_files(line)) for line in lines}
     stated = recorded_digests(lines, progress)
-    known = {at for at, files in by_step.items() if files}
-    there = {
-        f"{f.parent.name}/{f.name}": (match[1], int(match[2]))
-        for f in [*entries(run / "rollouts"), *entries(run / "calls")]
-        if (match := TABLE.fullmatch(f.name))
-    }
+    files = [f for part in ("rollouts", "calls") for f in entries(run / part)]
+    there = [f"{f.parent.name}/{f.name}" for f in files if TABLE.fullmatch(f.name)]
     expected = dict.fromkeys([*stated, *(table_name("train", at) for at in needed)])
     gone = [name for name in expected if name not in there]
     closed = [name for name in there if not os.access(run / name, os.R_OK)]
     changed = [n for n in there if n in stated and n not in closed and _digest(run / n) != stated[n]]
-    strange = [
-        name
-        for name, (mode, at) in there.items()
-        if name not in stated
-        and (at in known or (ended is not None and known and at > ended) if mode != "report" else at and measured)
-    ]
+    strange = unwritten(there, lines, progress, ended=ended)
     found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
     found |= {f"no permission to read {{}}. {NOT_ALLOWED}": closed}
     kept = {
@@ -638,6 +629,33 @@ def changed_files(
     return [
         f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names
     ]
+
+
+def unwritten(
+    names: Iterable[str],
+    lines: Sequence[Mapping[str, Any]],
+    progress: Mapping[str, Any],
+    *,
+    ended: int | None = None,
+) -> list[str]:
+    """Return those of the files of rollouts and calls that no step of the run wrote, as far as it recorded its files.
+
+    Args:
+        names: Their places in the run directory.
+        ended: The last step, if no files of further steps can be there.
+    """
+    measured, stated = dict(_measured_files(progress)), recorded_digests(lines, progress)
+    known = {line["step"] for line in lines if any(_files(line))}
+    found = []
+    for name in names:
+        match = TABLE.fullmatch(Path(name).name)
+        if match is None or name in stated:
+            continue
+        at = int(match[2])
+        later = ended is not None and known and at > ended
+        if (at and measured) if match[1] == "report" else (at in known or later):
+            found.append(name)
+    return found
 
 
 def recorded_digests(lines: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> dict[str, str]:

@@ -35,6 +35,7 @@ from agentrig.run.past import (
     recorded_digests,
     reward_contradictions,
     unwhole,
+    unwritten,
 )
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span, items
@@ -78,6 +79,11 @@ class RolloutFile:
     path: Path
     recorded: str | None = attrs.field(default=None, eq=False)
     damage: list[str] = attrs.field(factory=list, eq=False, repr=False)
+
+    @property
+    def place(self) -> str:
+        """Its place in the run directory."""
+        return f"rollouts/{self.path.name}"
 
     @property
     def version(self) -> tuple[int, int]:
@@ -317,7 +323,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         )
     done = int(number(summary.get("steps")) or 0)
     more = (number(dig(config, "algorithm", "steps")) or 0) > done and not summary.get("solved")
-    continued = bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files)])
+    continued = bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files if f.mode != "report")])
     if continued:
         missing.append(
             f"the run went on after step {done} and did not reach the next checkpoint: this is its end after it. "
@@ -360,7 +366,10 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     recorded = recorded_digests(told, progress)
     if running or manifest.get("resumed"):  # a resumed run measures its checkpoint again, and records that later
         recorded = {name: digest for name, digest in recorded.items() if not name.startswith("rollouts/validation-")}
-    files = [attrs.evolve(f, recorded=recorded.get(f"rollouts/{f.path.name}")) for f in files]
+    over = done if summary.get("complete") and not continued else None
+    strange = unwritten([f.place for f in files], told, progress, ended=over)
+    files = [f for f in files if f.place not in strange]
+    files = [attrs.evolve(f, recorded=recorded.get(f.place)) for f in files]
     if not told and not (running or done or stepless or foreign):
         missing.append("no training step has ended")
     if not files and not (running or stepless):
