@@ -22,7 +22,7 @@ from agentrig.cli.options import find_checkpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunInUse
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
-from agentrig.run.past import contradictions, over_common, read_past
+from agentrig.run.past import contradictions, over_common, read_past, recorded_in
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 from agentrig.view import build_report
@@ -265,6 +265,33 @@ def test_a_link_to_the_folder_of_another_run_is_refused(finished: Path, tmp_path
     assert content(other) == before
 
 
+def not_measured_after(run: Path) -> None:
+    """Make it a run that was killed after its last step."""
+    for name in ("summary.json", "rollouts/report-00003.parquet"):
+        (run / name).unlink()
+    progress = json.loads((run / "progress.json").read_text())
+    del progress["after"], progress["files"]["rollouts/report-00003.parquet"]
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
+def test_what_is_in_a_folder_of_another_run_is_not_this_runs(finished: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(finished, tmp_path / "other")
+    (other / "checkpoints" / "step-00003").rename(other / "checkpoints" / "step-00007")
+    for name in ("train-00007", "dev-00007"):
+        shutil.copy(other / "rollouts" / "train-00003.parquet", other / "rollouts" / f"{name}.parquet")
+    not_measured_after(finished)
+    for part in ("checkpoints", "rollouts"):
+        shutil.rmtree(finished / part)
+        (finished / part).symlink_to(other / part)
+    found, shown = read_run(finished), words(diagnose(finished))
+    assert ({file.step for file in found.files}, found.done) == ({0, 1, 2, 3}, 3)
+    assert {file.place for file in found.files} <= recorded_in(finished).keys()
+    said = rf"Damaged files:\n- {finished}/rollouts is a link to {other}/rollouts, which is a folder of another run"
+    assert re.search(said, shown)
+    assert f"A resume would be refused now: {finished}/rollouts is a link to " in shown
+    assert f"--resume {finished}" not in shown
+
+
 def test_checkpoints_on_another_disk_belong_to_one_run(finished: Path, tmp_path: Path) -> None:
     linked(finished, "checkpoints", tmp_path / "large")
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
@@ -338,11 +365,7 @@ def test_steps_are_counted_by_their_number_and_those_without_a_line_are_told(fin
 
 def test_a_resume_that_would_be_refused_is_not_recommended(finished: Path) -> None:
     """The settings of another run, which made fewer steps with another reward."""
-    for name in ("summary.json", "rollouts/report-00003.parquet"):
-        (finished / name).unlink()
-    progress = json.loads((finished / "progress.json").read_text())
-    del progress["after"], progress["files"]["rollouts/report-00003.parquet"]
-    (finished / "progress.json").write_text(json.dumps(progress))
+    not_measured_after(finished)
     file = finished / "config.toml"
     text = file.read_text()
     go_on = f"agentrig train --resume {finished}"

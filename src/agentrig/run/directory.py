@@ -428,14 +428,13 @@ def check_links(run: Path) -> list[Path]:
     Raises:
         RunFileError: One leads to a folder of another run, or two to the same: a run removes old files there.
     """
-    links = [run / part for part in LINKED if (run / part).is_symlink() and (run / part).is_dir()]
+    links, foreign = _links(run), foreign_folders(run)
     places: dict[Path, Path] = {}
     for link in links:
-        if other := _owner(link, run):
+        if link.name in foreign:
             raise RunFileError(
-                f"{link} is a link to {link.resolve()}, which is a folder of another run, {other}: this run would "
-                f"remove that run's files.\n  Nothing was changed. Put a folder of this run's own in the link's place, "
-                f"or a link to one"
+                f"{foreign[link.name]}: this run would remove that run's files.\n  Nothing was changed. Put a folder of "
+                "this run's own in the link's place, or a link to one"
             )
         twin = places.setdefault(link.resolve(), link)
         if twin is not link:
@@ -444,6 +443,23 @@ def check_links(run: Path) -> list[Path]:
                 "a folder of its own"
             )
     return links
+
+
+def foreign_folders(run: Path) -> dict[str, str]:
+    """Return the folders of a run that are links to a folder of another run, with the words that say so.
+
+    Raises:
+        RunFileError: The name of the run that has such a folder cannot be read.
+    """
+    return {
+        link.name: f"{link} is a link to {link.resolve()}, which is a folder of another run, {other}"
+        for link in _links(run)
+        if (other := _owner(link, run))
+    }
+
+
+def _links(run: Path) -> list[Path]:
+    return [run / part for part in LINKED if (run / part).is_symlink() and (run / part).is_dir()]
 
 
 def _owner(link: Path, run: Path) -> Path | None:

@@ -553,10 +553,14 @@ def foreign_metrics(run: Path, lines: Sequence[Mapping[str, Any]], progress: Map
     )
 
 
-def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
-    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint."""
+def last_ended(there: Checkpoints | None, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
+    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint.
+
+    Args:
+        there: The checkpoints; None if they are of another run.
+    """
     recorded = [name.removeprefix("step-") for name in mapping(progress.get(SAVED))]
-    steps = [*there.steps(), *(int(step) for step in recorded if step.isdecimal())]
+    steps = [*(there.steps() if there else ()), *(int(step) for step in recorded if step.isdecimal())]
     return max([0, *steps, *(int(line["step"]) for line in lines)])
 
 

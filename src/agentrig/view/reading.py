@@ -20,7 +20,7 @@ from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
-from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
+from agentrig.run.directory import ENDED, check_format, checked_summary, foreign_folders, is_end, read_metrics
 from agentrig.run.manifest import EDITED, edited_settings, settings_before
 from agentrig.run.past import (
     changed_files,
@@ -301,8 +301,11 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if "\N{REPLACEMENT CHARACTER}" in lines:
         missing += filter(None, [_not_utf8(directory / "metrics.jsonl")])
     files: list[RolloutFile] = []
+    others: dict[str, str] = {}
     try:
         files += rollout_files(directory / "rollouts")
+        others = foreign_folders(directory)
+        missing += [f"{text}. What this run did not write there is left out" for text in others.values()]
     except RunFileError as closed:
         missing.append(first_line(closed))
     if not (text or manifest or lines or files):
@@ -334,7 +337,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if foreign := foreign_metrics(directory, told, progress):
         missing.append(f"{foreign}. It is left out: restore it from a copy")
         told, damaged = [], []
-    checkpoints = Checkpoints(directory / "checkpoints")
+    checkpoints = None if "checkpoints" in others else Checkpoints(directory / "checkpoints")
     done = max([done, *(line["step"] for line in told)])
     if not (running or continued):  # at work, it may have ended a step since its lines were read
         try:
@@ -349,7 +352,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         missing += unread
         if unread and "audited" in summary:
             summary["audited"] = totals_of(audits)
-    if not running:
+    if checkpoints is not None and not running:
         try:
             missing += [*lost_checkpoints(checkpoints, progress), *unwhole(checkpoints)]
         except RunFileError as damaged_record:
@@ -370,6 +373,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     strange = unwritten([f.place for f in files], told, progress, ended=over)
     files = [f for f in files if f.place not in strange]
     files = [attrs.evolve(f, recorded=recorded.get(f.place)) for f in files]
+    files = [f for f in files if f.recorded or "rollouts" not in others]
     if not told and not (running or done or stepless or foreign):
         missing.append("no training step has ended")
     if not files and not (running or stepless):

@@ -25,6 +25,7 @@ from agentrig.figures import (
 from agentrig.plan import RESUME, resume_command
 from agentrig.run.checkpoints import SAVED, Checkpoints, is_whole
 from agentrig.run.damage import CURES, read_object
+from agentrig.run.directory import check_links
 from agentrig.run.past import RESTORE, contradictions, unwhole
 from agentrig.run.resume import check_record
 from agentrig.run.verdict import SOLVED
@@ -528,6 +529,7 @@ def against_resume(evidence: Evidence) -> str:
     run = evidence.run
     steps, checkpoints = number(evidence.value("algorithm.steps")), Checkpoints(run.directory / "checkpoints")
     try:
+        check_links(run.directory)
         check_record(run.directory)
         apart = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
         said = next((f"{text}. {file}: {CURES.get(file, RESTORE)}" for file, text in apart), "")
@@ -540,7 +542,7 @@ def against_resume(evidence: Evidence) -> str:
             where = f"config.toml has algorithm.steps = {steps:.0f}, and the run has {saved} steps already"
             said = said or f"{where}. Give it more: {_resume(evidence, f'algorithm.steps={2 * saved}')}"
     except AgentrigError as error:
-        said = str(error)
+        said = re.sub(r"\.?\n *Nothing .*?was changed\. ?", ". ", str(error))
     return f"A resume would be refused now: {said}" if said else ""
 
 
