@@ -436,6 +436,15 @@ def test_the_files_of_a_step_whose_line_is_lost_are_those_of_the_run(finished: P
     assert not any("no step wrote" in text for text in missing), missing
 
 
+def test_a_step_that_is_there_twice_counts_once(finished: Path) -> None:
+    file, lines = finished / "metrics.jsonl", read_past(RunDirectory(finished)).lines
+    first, second, third = file.read_text().splitlines(True)
+    file.write_text("".join([third, json.dumps(json.loads(second) | {"rollouts": 999}) + "\n", first, second]))
+    past = read_past(RunDirectory(finished))
+    assert list(past.lines) == list(lines), "which the summary adds up"
+    assert any("has step 2 more than once: the report and the summary take the last line" in w for w in past.warnings)
+
+
 def other_values(run: Path) -> None:
     change(run, "rollouts/train-00002.parquet", (0, "value"), lambda value: 1 - value, told=False)
 

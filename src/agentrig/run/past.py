@@ -125,7 +125,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     gone = lost_checkpoints(run.checkpoints, known)
     run.check_rewind(step)
     ours = [line for line in every if line["step"] <= step]
-    lines = [line for line in ours if _usable(line)]
+    last = {line["step"]: line for line in ours}  # of a step that is there twice, the last line
+    lines = [last[at] for at in sorted(last) if _usable(last[at])]
     ended = bool(summary.get("complete")) and step >= summary.get("steps", 0)
     lost = []
     if step and not (run.path / "progress.json").exists():
@@ -146,7 +147,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             raise ValueError(fault)
         if "before" in known and not known["before"].keys() >= {"accuracy", "n"}:
             raise ValueError("before has no accuracy or no number of tasks")
-    for file, text in contradictions(run.path, progress=known, summary=summary, lines=ours):
+    for file, text in contradictions(run.path, progress=known, summary=summary, lines=list(last.values())):
         raise RunFileError(f"{run.path}: {text}.\n  Nothing was changed. {file}: {CURES.get(file, RESTORE)}")
     saved = [run.checkpoints.path(s) for s in run.checkpoints.steps() if s <= step]
     if step:  # a lost record begins again, with the checkpoints as they are
@@ -179,7 +180,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"(truncated by a crash, or damaged): {DAMAGED} is the file as it was"
         )
     warnings += losses(ours, (), step)
-    if unusable := [line["step"] for line in ours if line not in lines]:
+    if unusable := [at for at, line in last.items() if line not in lines]:
         warnings.append(
             f"metrics.jsonl: what the run's totals and guards need is missing for {_listed(unusable, noun='step')}, or "
             "has another type: the summary leaves it out"
@@ -503,7 +504,10 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
         )
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
-        found.append(f"metrics.jsonl has {_listed(twice, noun='step')} more than once: the report takes the last line")
+        found.append(
+            f"metrics.jsonl has {_listed(twice, noun='step')} more than once: the report and the summary take the last "
+            "line"
+        )
     shapeless = [line["step"] for line in lines if not isinstance(line.get("algorithm", {}), dict)]
     if shapeless:
         found.append(
