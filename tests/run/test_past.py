@@ -26,6 +26,8 @@ from agentrig.run.past import contradictions, over_common, read_past, recorded_i
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 from agentrig.view import build_report
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.outcome import go_on
 from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose, words
 from agentrig.view.page import view
@@ -368,20 +370,41 @@ def test_a_resume_that_would_be_refused_is_not_recommended(finished: Path) -> No
     not_measured_after(finished)
     file = finished / "config.toml"
     text = file.read_text()
-    go_on = f"agentrig train --resume {finished}"
-    assert words(diagnose(finished)).count(go_on) == 1
+    command = f"agentrig train --resume {finished}"
+    assert words(diagnose(finished)).count(command) == 1
     file.write_text(text.replace("steps = 3", "steps = 2"))
-    assert f"has 3 steps already. Give it more: {go_on} algorithm.steps=6" in words(diagnose(finished))
+    assert f"has 3 steps already. Give it more: {command} algorithm.steps=6" in words(diagnose(finished))
     file.write_text(text.replace("steps = 3", "steps = 2").replace('use = "toy-parity"', 'use = "own"'))
     said = words(diagnose(finished))
     assert "Also know:\n- A resume would be refused now: " in said
     assert 'or write [reward] use = "toy-parity" there again' in said
-    assert go_on not in said
+    assert command not in said
     file.write_text(text)
     (finished / "checkpoints" / "step-00003" / "state.json").unlink(missing_ok=True)
     damaged = next(f for f in (finished / "checkpoints" / "step-00003").rglob("*") if f.is_file() and f.name[0] != ".")
     damaged.unlink()
-    assert f"Resume from the one before: {go_on} --from-step 2" in words(diagnose(finished))
+    assert f"step-00002; to resume from it: {command} --from-step 2" in words(diagnose(finished))
+
+
+def test_a_checkpoint_that_a_resume_refuses_is_named_with_what_it_says(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    not_measured_after(finished)
+    latest = finished / "checkpoints" / "step-00003"
+    weights = latest / "number.json"
+    weights.write_bytes(weights.read_bytes()[::-1])
+    with pytest.raises(CheckpointDamaged) as refused:
+        read_past(RunDirectory(finished))
+    first, cure = re.split(r"\n  Nothing in \S+ was changed\. ", str(refused.value))
+    assert "its digest differs" in first
+    assert f"A resume would be refused now: {first}. {cure}" in words(diagnose(finished))
+    monkeypatch.setattr("agentrig.run.past.COMPARED", 0)
+    shown = go_on(Evidence.of(read_run(finished)))
+    assert "GB were not compared with their digests: a resume does that. Go on with: agentrig train --resume" in shown
+    shutil.rmtree(latest)
+    shutil.copytree(finished / "checkpoints" / "step-00002", latest)
+    shown = go_on(Evidence.of(read_run(finished)))
+    assert re.match(r"A resume would be refused now: .*it is what the run saved as step-00002", shown)
 
 
 def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:

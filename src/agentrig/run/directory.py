@@ -433,8 +433,8 @@ def check_links(run: Path) -> list[Path]:
     for link in links:
         if link.name in foreign:
             raise RunFileError(
-                f"{foreign[link.name]}: this run would remove that run's files.\n  Nothing was changed. Put a folder of "
-                "this run's own in the link's place, or a link to one"
+                f"{foreign[link.name]}: this run would remove that run's files.\n  Nothing was changed. Put a folder "
+                "of this run's own in the link's place, or a link to one"
             )
         twin = places.setdefault(link.resolve(), link)
         if twin is not link:

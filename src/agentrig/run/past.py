@@ -18,7 +18,7 @@ import attrs
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.figures import amount, number
 from agentrig.ledger import totals
-from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_digests, saved_digests, verify
+from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_digests, saved_digests, saved_files, verify
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, read_object, reading
 from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
@@ -185,16 +185,16 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"metrics.jsonl: what the run's totals and guards need is missing for {_listed(unusable, noun='step')}, or "
             "has another type: the summary leaves it out"
         )
-    foreign: list[str] = []
+    strange: list[str] = []
     if step:
         warnings += changed_files(run.path, every, known, step=step, needed=range(1, step + 1))
-        foreign = unwritten([f"rollouts/{file.name}" for file in entries(run.path / "rollouts")], every, known)
+        strange = unwritten([f"rollouts/{file.name}" for file in entries(run.path / "rollouts")], every, known)
     return Past(
         checkpoint=checkpoint,
         step=step,
         lines=lines,
         progress=progress,
-        measured=run.measured(step, without=foreign) if step else {},
+        measured=run.measured(step, without=strange) if step else {},
         warnings=warnings,
         lost=lost,
         spent_s=max(spent) if step else 0.0,
@@ -259,10 +259,51 @@ def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) 
     run.write_json("manifest.json", facts)
 
 
+COMPARED = 1 << 30
+"""Bytes of a checkpoint whose digests are compared while somebody waits; a resume compares those of every size."""
+
+
+@attrs.frozen
+class Resumable:
+    """What a resume would say of a run's latest checkpoint.
+
+    Attributes:
+        fault: Why it would be refused, and the cure; empty if it would not, as far as is known.
+        unread: The bytes of its files if they are too many to compare their digests; else 0.
+    """
+
+    fault: str = ""
+    unread: int = 0
+
+
+def resumable(run: RunDirectory) -> Resumable:
+    """Return what a resume would say of a run's latest checkpoint.
+
+    Raises:
+        RunFileError: What it would be compared with cannot be read.
+    """
+    checkpoint, _ = run.checkpoints.latest()
+    if checkpoint is None:
+        return Resumable()
+    try:
+        with reading(checkpoint):
+            size = sum(file.stat().st_size for file in saved_files(checkpoint))
+        digests = size <= COMPARED
+        try:
+            verify(checkpoint, digests=digests)
+        except CheckpointDamaged as error:
+            return Resumable(str(with_cure(error, run, digests=digests)))
+    except FileNotFoundError:  # the run goes on by now, and has removed it
+        return Resumable()
+    return Resumable(unread=0 if digests else size)
+
+
 USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` and `train --start` in place of the run"
 
 
-def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> AgentrigError:
+def with_cure(
+    error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True, digests: bool = True
+) -> AgentrigError:
     """Return the error with advice: resume from the last whole checkpoint before, or name it, or start a new run.
 
     If all are whole, and `progress.json` records none of them, either that file or they are of another run.
@@ -271,7 +312,7 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = Tru
     before = [s for s in run.checkpoints.steps() if step.isdecimal() and s < int(step)]
     for s in reversed(before):
         try:
-            verify(run.checkpoints.path(s), trains=trains)
+            verify(run.checkpoints.path(s), trains=trains, digests=digests)
             whole = s
             break
         except CheckpointDamaged as too:
@@ -564,7 +605,7 @@ def last_ended(there: Checkpoints | None, progress: Mapping[str, Any], lines: Se
         there: The checkpoints; None if they are of another run.
     """
     recorded = [name.removeprefix("step-") for name in mapping(progress.get(SAVED))]
-    steps = [*(there.steps() if there else ()), *(int(step) for step in recorded if step.isdecimal())]
+    steps: list[int] = [*(there.steps() if there else ()), *(int(step) for step in recorded if step.isdecimal())]
     return max([0, *steps, *(int(line["step"]) for line in lines)])
 
 

@@ -20,9 +20,18 @@ from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
-from agentrig.run.directory import ENDED, check_format, checked_summary, foreign_folders, is_end, read_metrics
+from agentrig.run.directory import (
+    ENDED,
+    RunDirectory,
+    check_format,
+    checked_summary,
+    foreign_folders,
+    is_end,
+    read_metrics,
+)
 from agentrig.run.manifest import EDITED, edited_settings, settings_before
 from agentrig.run.past import (
+    Resumable,
     changed_files,
     contradictions,
     foreign_metrics,
@@ -33,6 +42,7 @@ from agentrig.run.past import (
     measurement_faults,
     possible,
     recorded_digests,
+    resumable,
     reward_contradictions,
     unwhole,
     unwritten,
@@ -161,6 +171,15 @@ class RunData:
         measured = contradictions(self.directory, progress=self.progress, summary=self.summary, lines=self.steps)
         apart = [*(text for _, text in measured), *reward_contradictions(self.directory, self.steps)]
         return list(dict.fromkeys([*self.unread, *changed, *apart]))
+
+    @cached_property
+    def checkpoint(self) -> Resumable:
+        """What a resume would say of its latest checkpoint.
+
+        Raises:
+            RunFileError: What it would be compared with cannot be read.
+        """
+        return resumable(RunDirectory(self.directory))
 
     @property
     def damage(self) -> list[str]:
@@ -326,7 +345,9 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         )
     done = int(number(summary.get("steps")) or 0)
     more = (number(dig(config, "algorithm", "steps")) or 0) > done and not summary.get("solved")
-    continued = bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files if f.mode != "report")])
+    continued = (
+        bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files if f.mode != "report")])
+    )
     if continued:
         missing.append(
             f"the run went on after step {done} and did not reach the next checkpoint: this is its end after it. "
