@@ -22,10 +22,12 @@ from agentrig.cli.options import find_checkpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunInUse
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
-from agentrig.run.past import contradictions, over_common, read_past
+from agentrig.run.past import contradictions, over_common, read_past, recorded_in
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 from agentrig.view import build_report
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.outcome import go_on
 from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose, words
 from agentrig.view.page import view
@@ -265,6 +267,33 @@ def test_a_link_to_the_folder_of_another_run_is_refused(finished: Path, tmp_path
     assert content(other) == before
 
 
+def not_measured_after(run: Path) -> None:
+    """Make it a run that was killed after its last step."""
+    for name in ("summary.json", "rollouts/report-00003.parquet"):
+        (run / name).unlink()
+    progress = json.loads((run / "progress.json").read_text())
+    del progress["after"], progress["files"]["rollouts/report-00003.parquet"]
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
+def test_what_is_in_a_folder_of_another_run_is_not_this_runs(finished: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(finished, tmp_path / "other")
+    (other / "checkpoints" / "step-00003").rename(other / "checkpoints" / "step-00007")
+    for name in ("train-00007", "dev-00007"):
+        shutil.copy(other / "rollouts" / "train-00003.parquet", other / "rollouts" / f"{name}.parquet")
+    not_measured_after(finished)
+    for part in ("checkpoints", "rollouts"):
+        shutil.rmtree(finished / part)
+        (finished / part).symlink_to(other / part)
+    found, shown = read_run(finished), words(diagnose(finished))
+    assert ({file.step for file in found.files}, found.done) == ({0, 1, 2, 3}, 3)
+    assert {file.place for file in found.files} <= recorded_in(finished).keys()
+    said = rf"Damaged files:\n- {finished}/rollouts is a link to {other}/rollouts, which is a folder of another run"
+    assert re.search(said, shown)
+    assert f"A resume would be refused now: {finished}/rollouts is a link to " in shown
+    assert f"--resume {finished}" not in shown
+
+
 def test_checkpoints_on_another_disk_belong_to_one_run(finished: Path, tmp_path: Path) -> None:
     linked(finished, "checkpoints", tmp_path / "large")
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
@@ -338,27 +367,44 @@ def test_steps_are_counted_by_their_number_and_those_without_a_line_are_told(fin
 
 def test_a_resume_that_would_be_refused_is_not_recommended(finished: Path) -> None:
     """The settings of another run, which made fewer steps with another reward."""
-    for name in ("summary.json", "rollouts/report-00003.parquet"):
-        (finished / name).unlink()
-    progress = json.loads((finished / "progress.json").read_text())
-    del progress["after"], progress["files"]["rollouts/report-00003.parquet"]
-    (finished / "progress.json").write_text(json.dumps(progress))
+    not_measured_after(finished)
     file = finished / "config.toml"
     text = file.read_text()
-    go_on = f"agentrig train --resume {finished}"
-    assert words(diagnose(finished)).count(go_on) == 1
+    command = f"agentrig train --resume {finished}"
+    assert words(diagnose(finished)).count(command) == 1
     file.write_text(text.replace("steps = 3", "steps = 2"))
-    assert f"has 3 steps already. Give it more: {go_on} algorithm.steps=6" in words(diagnose(finished))
+    assert f"has 3 steps already. Give it more: {command} algorithm.steps=6" in words(diagnose(finished))
     file.write_text(text.replace("steps = 3", "steps = 2").replace('use = "toy-parity"', 'use = "own"'))
     said = words(diagnose(finished))
     assert "Also know:\n- A resume would be refused now: " in said
     assert 'or write [reward] use = "toy-parity" there again' in said
-    assert go_on not in said
+    assert command not in said
     file.write_text(text)
     (finished / "checkpoints" / "step-00003" / "state.json").unlink(missing_ok=True)
     damaged = next(f for f in (finished / "checkpoints" / "step-00003").rglob("*") if f.is_file() and f.name[0] != ".")
     damaged.unlink()
-    assert f"Resume from the one before: {go_on} --from-step 2" in words(diagnose(finished))
+    assert f"step-00002; to resume from it: {command} --from-step 2" in words(diagnose(finished))
+
+
+def test_a_checkpoint_that_a_resume_refuses_is_named_with_what_it_says(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    not_measured_after(finished)
+    latest = finished / "checkpoints" / "step-00003"
+    weights = latest / "number.json"
+    weights.write_bytes(weights.read_bytes()[::-1])
+    with pytest.raises(CheckpointDamaged) as refused:
+        read_past(RunDirectory(finished))
+    first, cure = re.split(r"\n  Nothing in \S+ was changed\. ", str(refused.value))
+    assert "its digest differs" in first
+    assert f"A resume would be refused now: {first}. {cure}" in words(diagnose(finished))
+    monkeypatch.setattr("agentrig.run.past.COMPARED", 0)
+    shown = go_on(Evidence.of(read_run(finished)))
+    assert "GB were not compared with their digests: a resume does that. Go on with: agentrig train --resume" in shown
+    shutil.rmtree(latest)
+    shutil.copytree(finished / "checkpoints" / "step-00002", latest)
+    shown = go_on(Evidence.of(read_run(finished)))
+    assert re.match(r"A resume would be refused now: .*it is what the run saved as step-00002", shown)
 
 
 def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
@@ -413,6 +459,15 @@ def test_the_files_of_a_step_whose_line_is_lost_are_those_of_the_run(finished: P
     assert not any("no step wrote" in text for text in missing), missing
 
 
+def test_a_step_that_is_there_twice_counts_once(finished: Path) -> None:
+    file, lines = finished / "metrics.jsonl", read_past(RunDirectory(finished)).lines
+    first, second, third = file.read_text().splitlines(True)
+    file.write_text("".join([third, json.dumps(json.loads(second) | {"rollouts": 999}) + "\n", first, second]))
+    past = read_past(RunDirectory(finished))
+    assert list(past.lines) == list(lines), "which the summary adds up"
+    assert any("has step 2 more than once: the report and the summary take the last line" in w for w in past.warnings)
+
+
 def other_values(run: Path) -> None:
     change(run, "rollouts/train-00002.parquet", (0, "value"), lambda value: 1 - value, told=False)
 
@@ -461,6 +516,21 @@ def test_a_file_that_the_run_did_not_write_is_named(
         assert any(text in each for each in watched)
         if "00007" not in text:  # which a resumed run removes
             assert any(text in each for each in resumed), resumed
+
+
+def test_files_that_no_step_wrote_are_left_out(finished: Path) -> None:
+    rollouts, config = finished / "rollouts", (finished / "config.toml").read_text()
+    files, measured = read_run(finished).files, read_past(RunDirectory(finished)).measured
+    ends = [rollouts / f"report-{step:05d}.parquet" for step in (0, 3)]
+    shutil.copy(ends[0], rollouts / "report-00009.parquet")
+    (finished / "config.toml").write_text(config.replace("steps = 3", "steps = 9"))
+    assert not any("the run went on" in text for text in read_run(finished).missing)
+    (finished / "config.toml").write_text(config)
+    for name in ("report-00002", "train-00009", "validation-00009"):
+        shutil.copy(ends[0], rollouts / f"{name}.parquet")
+    left = read_run(finished)
+    assert (left.files, [file.path for file in left.measured()]) == (files, ends)
+    assert read_past(RunDirectory(finished)).measured == measured, "which the summary counts"
 
 
 @pytest.mark.parametrize(

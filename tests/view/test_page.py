@@ -18,10 +18,11 @@ import agentrig.view
 from agentrig import Outcome
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
-from agentrig.view import build_report
+from agentrig.view import ReportKept, build_report
 from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose
 from agentrig.view.html import Links, explained
+from agentrig.view.observer import write_page
 from agentrig.view.page import render, view
 from agentrig.view.plots import plots_of
 from agentrig.view.reading import read_run, rollout_rows
@@ -319,6 +320,19 @@ GARBAGE = (
     {"step": 4, "reward": float("nan"), "step_s": float("inf"), "time_s": {"rollout": "y"}, "algorithm": {"a": [1]}},
     {"step": 5, "reward": -3.5, "step_s": 0, "time_s": {}, "validation_accuracy": "z", "second_rewards": {"q": None}},
 )
+
+
+def test_a_report_with_curves_is_not_replaced_by_one_without(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    page = build_report([directory])
+    before = {file: file.read_bytes() for file in (page, *(directory / "plots").iterdir())}
+    (directory / "metrics.jsonl").write_text("7\n[]\n")
+    with pytest.raises(ReportKept, match=r"are kept as they are: metrics\.jsonl has no step that can be read"):
+        build_report([directory])
+    write_page(directory)
+    build_report([directory], tmp_path / "page.html")
+    assert len(before) == 5
+    assert {file: file.read_bytes() for file in (page, *(directory / "plots").iterdir())} == before
 
 
 def test_odd_values_in_the_metrics_are_left_out(tmp_path: Path):

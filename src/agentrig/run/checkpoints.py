@@ -269,7 +269,7 @@ def digest_of(file: Path) -> str:
         return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
-def verify(checkpoint: Path, *, trains: bool = True) -> None:
+def verify(checkpoint: Path, *, trains: bool = True, digests: bool = True) -> None:
     """Check that a checkpoint is what the run saved: every file by size and digest, and the list of them.
 
     The digest of that list is in the `progress.json` of the run. A directory that is no checkpoint of a run has no
@@ -277,6 +277,7 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
 
     Args:
         trains: Whether training goes on from it; without it the files of `trainer/` are not needed.
+        digests: Whether the content of its files is read; without it only that of the list is.
 
     Raises:
         CheckpointDamaged: A file is missing, was added, or has changed since the checkpoint was saved.
@@ -284,10 +285,10 @@ def verify(checkpoint: Path, *, trains: bool = True) -> None:
     """
     checkpoint = checkpoint.absolute()
     with reading_file(checkpoint):
-        _verify(checkpoint, trains)
+        _verify(checkpoint, trains, digests)
 
 
-def _verify(checkpoint: Path, trains: bool) -> None:
+def _verify(checkpoint: Path, trains: bool, digests: bool) -> None:
     run, file = checkpoint.parent.parent, checkpoint / LIST
     ours = checkpoint.parent.name == "checkpoints" and (run / "config.toml").is_file()
     progress = read_object(run / "progress.json") if ours else {}
@@ -298,7 +299,8 @@ def _verify(checkpoint: Path, trains: bool) -> None:
         for name in (str(file.relative_to(checkpoint)) for file in saved_files(checkpoint)):
             if name not in listed and name != "keep" and (trains or not name.startswith("trainer/")):
                 raise CheckpointDamaged(checkpoint, f"{name} was not there when it was saved; move it away")
-        _refuse_faults(checkpoint, wanted, digests=True)
+        if digests:
+            _refuse_faults(checkpoint, wanted, digests=True)
     elif ours:
         raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, is missing")
     saved = saved_digests(run, progress)
@@ -334,15 +336,6 @@ def check_sizes(checkpoint: Path) -> None:
     """Check that the files of a checkpoint are there, with the sizes that its list has; their content is not read."""
     with reading_file(checkpoint):
         _refuse_faults(checkpoint, _listed(checkpoint), digests=False)
-
-
-def is_whole(checkpoint: Path) -> bool:
-    """Whether `check_sizes` finds nothing wrong."""
-    try:
-        check_sizes(checkpoint)
-    except CheckpointDamaged:
-        return False
-    return True
 
 
 def damaged_state(checkpoint: Path) -> list[str]:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,16 +275,19 @@ class RunDirectory:
         audits = [f for f in (self.path / "audit").glob("*-*.json") if not stays(f, step)]
         return [*again, *audits, *self.path.glob(".*.part")]
 
-    def measured(self, step: int) -> dict[str, int]:
+    def measured(self, step: int, without: Collection[str] = ()) -> dict[str, int]:
         """Return how many rollouts were only measured, by failure; `""` for those without a failure.
 
         Args:
             step: The checkpoint's step; rollouts that `rewind` would delete are not counted.
+            without: Places in the run directory of files that the run did not write.
         """
         import pyarrow.parquet as pq
 
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
+            if f"rollouts/{file.name}" in without:
+                continue
             if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and stays(file, step):
                 cure = "Remove it: its rollouts are then missing from the run's failure counts"
                 with reading(file, cure), pq.ParquetFile(file) as stored:  # `read_table` takes a folder too
@@ -425,14 +428,13 @@ def check_links(run: Path) -> list[Path]:
     Raises:
         RunFileError: One leads to a folder of another run, or two to the same: a run removes old files there.
     """
-    links = [run / part for part in LINKED if (run / part).is_symlink() and (run / part).is_dir()]
+    links, foreign = _links(run), foreign_folders(run)
     places: dict[Path, Path] = {}
     for link in links:
-        if other := _owner(link, run):
+        if link.name in foreign:
             raise RunFileError(
-                f"{link} is a link to {link.resolve()}, which is a folder of another run, {other}: this run would "
-                f"remove that run's files.\n  Nothing was changed. Put a folder of this run's own in the link's place, "
-                f"or a link to one"
+                f"{foreign[link.name]}: this run would remove that run's files.\n  Nothing was changed. Put a folder "
+                "of this run's own in the link's place, or a link to one"
             )
         twin = places.setdefault(link.resolve(), link)
         if twin is not link:
@@ -441,6 +443,23 @@ def check_links(run: Path) -> list[Path]:
                 "a folder of its own"
             )
     return links
+
+
+def foreign_folders(run: Path) -> dict[str, str]:
+    """Return the folders of a run that are links to a folder of another run, with the words that say so.
+
+    Raises:
+        RunFileError: The name of the run that has such a folder cannot be read.
+    """
+    return {
+        link.name: f"{link} is a link to {link.resolve()}, which is a folder of another run, {other}"
+        for link in _links(run)
+        if (other := _owner(link, run))
+    }
+
+
+def _links(run: Path) -> list[Path]:
+    return [run / part for part in LINKED if (run / part).is_symlink() and (run / part).is_dir()]
 
 
 def _owner(link: Path, run: Path) -> Path | None:

@@ -18,7 +18,7 @@ import attrs
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
 from agentrig.figures import amount, number
 from agentrig.ledger import totals
-from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_digests, saved_digests, verify
+from agentrig.run.checkpoints import SAVED, Checkpoints, check_sizes, listed_digests, saved_digests, saved_files, verify
 from agentrig.run.damage import CURES, NOT_ALLOWED, entries, read_object, reading
 from agentrig.run.directory import DAMAGED, FILES, RunDirectory, is_end, stays, table_name
 from agentrig.run.files import sha256_of
@@ -125,7 +125,8 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     gone = lost_checkpoints(run.checkpoints, known)
     run.check_rewind(step)
     ours = [line for line in every if line["step"] <= step]
-    lines = [line for line in ours if _usable(line)]
+    last = {line["step"]: line for line in ours}  # of a step that is there twice, the last line
+    lines = [last[at] for at in sorted(last) if _usable(last[at])]
     ended = bool(summary.get("complete")) and step >= summary.get("steps", 0)
     lost = []
     if step and not (run.path / "progress.json").exists():
@@ -146,7 +147,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             raise ValueError(fault)
         if "before" in known and not known["before"].keys() >= {"accuracy", "n"}:
             raise ValueError("before has no accuracy or no number of tasks")
-    for file, text in contradictions(run.path, progress=known, summary=summary, lines=ours):
+    for file, text in contradictions(run.path, progress=known, summary=summary, lines=list(last.values())):
         raise RunFileError(f"{run.path}: {text}.\n  Nothing was changed. {file}: {CURES.get(file, RESTORE)}")
     saved = [run.checkpoints.path(s) for s in run.checkpoints.steps() if s <= step]
     if step:  # a lost record begins again, with the checkpoints as they are
@@ -179,19 +180,21 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             f"(truncated by a crash, or damaged): {DAMAGED} is the file as it was"
         )
     warnings += losses(ours, (), step)
-    if unusable := [line["step"] for line in ours if line not in lines]:
+    if unusable := [at for at, line in last.items() if line not in lines]:
         warnings.append(
             f"metrics.jsonl: what the run's totals and guards need is missing for {_listed(unusable, noun='step')}, or "
             "has another type: the summary leaves it out"
         )
+    strange: list[str] = []
     if step:
         warnings += changed_files(run.path, every, known, step=step, needed=range(1, step + 1))
+        strange = unwritten([f"rollouts/{file.name}" for file in entries(run.path / "rollouts")], every, known)
     return Past(
         checkpoint=checkpoint,
         step=step,
         lines=lines,
         progress=progress,
-        measured=run.measured(step) if step else {},
+        measured=run.measured(step, without=strange) if step else {},
         warnings=warnings,
         lost=lost,
         spent_s=max(spent) if step else 0.0,
@@ -256,10 +259,51 @@ def begin(run: RunDirectory, config: str, facts: Mapping[str, Any], past: Past) 
     run.write_json("manifest.json", facts)
 
 
+COMPARED = 1 << 30
+"""Bytes of a checkpoint whose digests are compared while somebody waits; a resume compares those of every size."""
+
+
+@attrs.frozen
+class Resumable:
+    """What a resume would say of a run's latest checkpoint.
+
+    Attributes:
+        fault: Why it would be refused, and the cure; empty if it would not, as far as is known.
+        unread: The bytes of its files if they are too many to compare their digests; else 0.
+    """
+
+    fault: str = ""
+    unread: int = 0
+
+
+def resumable(run: RunDirectory) -> Resumable:
+    """Return what a resume would say of a run's latest checkpoint.
+
+    Raises:
+        RunFileError: What it would be compared with cannot be read.
+    """
+    checkpoint, _ = run.checkpoints.latest()
+    if checkpoint is None:
+        return Resumable()
+    try:
+        with reading(checkpoint):
+            size = sum(file.stat().st_size for file in saved_files(checkpoint))
+        digests = size <= COMPARED
+        try:
+            verify(checkpoint, digests=digests)
+        except CheckpointDamaged as error:
+            return Resumable(str(with_cure(error, run, digests=digests)))
+    except FileNotFoundError:  # the run goes on by now, and has removed it
+        return Resumable()
+    return Resumable(unread=0 if digests else size)
+
+
 USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` and `train --start` in place of the run"
 
 
-def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> AgentrigError:
+def with_cure(
+    error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True, digests: bool = True
+) -> AgentrigError:
     """Return the error with advice: resume from the last whole checkpoint before, or name it, or start a new run.
 
     If all are whole, and `progress.json` records none of them, either that file or they are of another run.
@@ -268,7 +312,7 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = Tru
     before = [s for s in run.checkpoints.steps() if step.isdecimal() and s < int(step)]
     for s in reversed(before):
         try:
-            verify(run.checkpoints.path(s), trains=trains)
+            verify(run.checkpoints.path(s), trains=trains, digests=digests)
             whole = s
             break
         except CheckpointDamaged as too:
@@ -501,7 +545,10 @@ def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int
         )
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
-        found.append(f"metrics.jsonl has {_listed(twice, noun='step')} more than once: the report takes the last line")
+        found.append(
+            f"metrics.jsonl has {_listed(twice, noun='step')} more than once: the report and the summary take the last "
+            "line"
+        )
     shapeless = [line["step"] for line in lines if not isinstance(line.get("algorithm", {}), dict)]
     if shapeless:
         found.append(
@@ -551,10 +598,14 @@ def foreign_metrics(run: Path, lines: Sequence[Mapping[str, Any]], progress: Map
     )
 
 
-def last_ended(there: Checkpoints, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
-    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint."""
+def last_ended(there: Checkpoints | None, progress: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> int:
+    """Return the last step that has ended: the last one with a line in `metrics.jsonl`, or with a checkpoint.
+
+    Args:
+        there: The checkpoints; None if they are of another run.
+    """
     recorded = [name.removeprefix("step-") for name in mapping(progress.get(SAVED))]
-    steps = [*there.steps(), *(int(step) for step in recorded if step.isdecimal())]
+    steps: list[int] = [*(there.steps() if there else ()), *(int(step) for step in recorded if step.isdecimal())]
     return max([0, *steps, *(int(line["step"]) for line in lines)])
 
 
@@ -610,25 +661,14 @@ def changed_files(
         step: Only files that a run resumed from this step keeps; None for all.
         needed: Steps whose training rollouts the run wrote, whether their digest is known or not.
     """
-    measured = dict(_measured_files(progress))
-    by_step = {line["step"]: dict(_files(line)) for line in lines}
     stated = recorded_digests(lines, progress)
-    known = {at for at, files in by_step.items() if files}
-    there = {
-        f"{f.parent.name}/{f.name}": (match[1], int(match[2]))
-        for f in [*entries(run / "rollouts"), *entries(run / "calls")]
-        if (match := TABLE.fullmatch(f.name))
-    }
+    files = [f for part in ("rollouts", "calls") for f in entries(run / part)]
+    there = [f"{f.parent.name}/{f.name}" for f in files if TABLE.fullmatch(f.name)]
     expected = dict.fromkeys([*stated, *(table_name("train", at) for at in needed)])
     gone = [name for name in expected if name not in there]
     closed = [name for name in there if not os.access(run / name, os.R_OK)]
     changed = [n for n in there if n in stated and n not in closed and _digest(run / n) != stated[n]]
-    strange = [
-        name
-        for name, (mode, at) in there.items()
-        if name not in stated
-        and (at in known or (ended is not None and known and at > ended) if mode != "report" else at and measured)
-    ]
+    strange = unwritten(there, lines, progress, ended=ended)
     found = {"gone, and the run wrote {}": gone, "changed since the run wrote {}": changed, "no step wrote {}": strange}
     found |= {f"no permission to read {{}}. {NOT_ALLOWED}": closed}
     kept = {
@@ -638,6 +678,33 @@ def changed_files(
     return [
         f"{_listed(names)}: {what.format('it' if len(names) == 1 else 'them')}" for what, names in kept.items() if names
     ]
+
+
+def unwritten(
+    names: Iterable[str],
+    lines: Sequence[Mapping[str, Any]],
+    progress: Mapping[str, Any],
+    *,
+    ended: int | None = None,
+) -> list[str]:
+    """Return those of the files of rollouts and calls that no step of the run wrote, as far as it recorded its files.
+
+    Args:
+        names: Their places in the run directory.
+        ended: The last step, if no files of further steps can be there.
+    """
+    measured, stated = dict(_measured_files(progress)), recorded_digests(lines, progress)
+    known = {line["step"] for line in lines if any(_files(line))}
+    found = []
+    for name in names:
+        match = TABLE.fullmatch(Path(name).name)
+        if match is None or name in stated:
+            continue
+        at = int(match[2])
+        later = ended is not None and known and at > ended
+        if (at and measured) if match[1] == "report" else (at in known or later):
+            found.append(name)
+    return found
 
 
 def recorded_digests(lines: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> dict[str, str]:

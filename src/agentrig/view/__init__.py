@@ -13,11 +13,16 @@ from pathlib import Path
 
 import attrs
 
+from agentrig.errors import AgentrigError
 from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
 from agentrig.text import storable
 from agentrig.view.prices import Prices
 from agentrig.view.reading import read_run
+
+
+class ReportKept(AgentrigError):
+    """A run's report was not replaced by one without curves."""
 
 
 def build_report(
@@ -47,6 +52,7 @@ def build_report(
 
     Raises:
         AgentrigError: One of them is no run directory or is named twice, or the page cannot be written.
+        ReportKept: The figures of the run's steps are lost, and its directory has a report, which may show them.
     """
     from agentrig.view.page import render
     from agentrig.view.png import draw_all
@@ -57,6 +63,11 @@ def build_report(
     if out is None:
         first = runs[0].directory
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
+        if len(runs) == 1 and runs[0].ended and not runs[0].steps and out.exists():
+            raise ReportKept(
+                f"{out} and its plots are kept as they are: metrics.jsonl has no step that can be read, so new ones "
+                "would have no curves. Restore it from a copy, or write the report elsewhere: --out PAGE.html"
+            )
     with writing(out, "--out FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
         plots = images_of(out)

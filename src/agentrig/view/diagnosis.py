@@ -314,7 +314,7 @@ def ending(diagnosis: Diagnosis) -> list[str]:
 IT_ENDED = "It ended the run in "
 """What is said of a cause that ended a run, before what the run said."""
 
-DAMAGED = ("damaged", "cannot be read", "changed since the run wrote", "is not this run's")
+DAMAGED = ("damaged", "cannot be read", "changed since the run wrote", "is not this run's", "a folder of another run")
 """What is said of a file that holds something else than the run wrote."""
 
 

@@ -10,7 +10,7 @@ from agentrig import hookimpl
 from agentrig.errors import AgentrigError
 from agentrig.observers import RunEnd, RunError
 from agentrig.processes.ends import Interrupted
-from agentrig.view import build_report
+from agentrig.view import ReportKept, build_report
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,12 @@ def on_run_error(event: RunError) -> None:
 
 
 def write_page(directory: Path) -> None:
-    """Write a run's page. If that fails, log why and remove an older page."""
+    """Write a run's page. If that fails, log why and remove an older page, unless only that has the run's curves."""
     try:
         build_report([directory])
+        return
+    except ReportKept as kept:
+        log.warning("%s", kept)
         return
     except AgentrigError as error:
         log.error("the report could not be built: %s", error)

@@ -20,9 +20,18 @@ from agentrig.figures import number
 from agentrig.processes.locks import Lock
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import CURES, entries, read_object, reading
-from agentrig.run.directory import ENDED, check_format, checked_summary, is_end, read_metrics
+from agentrig.run.directory import (
+    ENDED,
+    RunDirectory,
+    check_format,
+    checked_summary,
+    foreign_folders,
+    is_end,
+    read_metrics,
+)
 from agentrig.run.manifest import EDITED, edited_settings, settings_before
 from agentrig.run.past import (
+    Resumable,
     changed_files,
     contradictions,
     foreign_metrics,
@@ -33,8 +42,10 @@ from agentrig.run.past import (
     measurement_faults,
     possible,
     recorded_digests,
+    resumable,
     reward_contradictions,
     unwhole,
+    unwritten,
 )
 from agentrig.run.rows import rollout_schema
 from agentrig.traces import Span, items
@@ -78,6 +89,11 @@ class RolloutFile:
     path: Path
     recorded: str | None = attrs.field(default=None, eq=False)
     damage: list[str] = attrs.field(factory=list, eq=False, repr=False)
+
+    @property
+    def place(self) -> str:
+        """Its place in the run directory."""
+        return f"rollouts/{self.path.name}"
 
     @property
     def version(self) -> tuple[int, int]:
@@ -155,6 +171,15 @@ class RunData:
         measured = contradictions(self.directory, progress=self.progress, summary=self.summary, lines=self.steps)
         apart = [*(text for _, text in measured), *reward_contradictions(self.directory, self.steps)]
         return list(dict.fromkeys([*self.unread, *changed, *apart]))
+
+    @cached_property
+    def checkpoint(self) -> Resumable:
+        """What a resume would say of its latest checkpoint.
+
+        Raises:
+            RunFileError: What it would be compared with cannot be read.
+        """
+        return resumable(RunDirectory(self.directory))
 
     @property
     def damage(self) -> list[str]:
@@ -295,8 +320,11 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if "\N{REPLACEMENT CHARACTER}" in lines:
         missing += filter(None, [_not_utf8(directory / "metrics.jsonl")])
     files: list[RolloutFile] = []
+    others: dict[str, str] = {}
     try:
         files += rollout_files(directory / "rollouts")
+        others = foreign_folders(directory)
+        missing += [f"{text}. What this run did not write there is left out" for text in others.values()]
     except RunFileError as closed:
         missing.append(first_line(closed))
     if not (text or manifest or lines or files):
@@ -317,7 +345,9 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         )
     done = int(number(summary.get("steps")) or 0)
     more = (number(dig(config, "algorithm", "steps")) or 0) > done and not summary.get("solved")
-    continued = bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files)])
+    continued = (
+        bool(summary.get("complete")) and more and done < max([0, *(f.step for f in files if f.mode != "report")])
+    )
     if continued:
         missing.append(
             f"the run went on after step {done} and did not reach the next checkpoint: this is its end after it. "
@@ -328,7 +358,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     if foreign := foreign_metrics(directory, told, progress):
         missing.append(f"{foreign}. It is left out: restore it from a copy")
         told, damaged = [], []
-    checkpoints = Checkpoints(directory / "checkpoints")
+    checkpoints = None if "checkpoints" in others else Checkpoints(directory / "checkpoints")
     done = max([done, *(line["step"] for line in told)])
     if not (running or continued):  # at work, it may have ended a step since its lines were read
         try:
@@ -343,7 +373,7 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
         missing += unread
         if unread and "audited" in summary:
             summary["audited"] = totals_of(audits)
-    if not running:
+    if checkpoints is not None and not running:
         try:
             missing += [*lost_checkpoints(checkpoints, progress), *unwhole(checkpoints)]
         except RunFileError as damaged_record:
@@ -360,7 +390,11 @@ def read_run(directory: Path, seen: Seen | None = None) -> RunData:
     recorded = recorded_digests(told, progress)
     if running or manifest.get("resumed"):  # a resumed run measures its checkpoint again, and records that later
         recorded = {name: digest for name, digest in recorded.items() if not name.startswith("rollouts/validation-")}
-    files = [attrs.evolve(f, recorded=recorded.get(f"rollouts/{f.path.name}")) for f in files]
+    over = done if summary.get("complete") and not continued else None
+    strange = unwritten([f.place for f in files], told, progress, ended=over)
+    files = [f for f in files if f.place not in strange]
+    files = [attrs.evolve(f, recorded=recorded.get(f.place)) for f in files]
+    files = [f for f in files if f.recorded or "rollouts" not in others]
     if not told and not (running or done or stepless or foreign):
         missing.append("no training step has ended")
     if not files and not (running or stepless):

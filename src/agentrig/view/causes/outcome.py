@@ -23,9 +23,10 @@ from agentrig.figures import (
     sign_test,
 )
 from agentrig.plan import RESUME, resume_command
-from agentrig.run.checkpoints import SAVED, Checkpoints, is_whole
+from agentrig.run.checkpoints import SAVED, Checkpoints
 from agentrig.run.damage import CURES, read_object
-from agentrig.run.past import RESTORE, contradictions, unwhole
+from agentrig.run.directory import check_links
+from agentrig.run.past import RESTORE, contradictions
 from agentrig.run.resume import check_record
 from agentrig.run.verdict import SOLVED
 from agentrig.text import amount
@@ -520,7 +521,11 @@ def unfinished(evidence: Evidence) -> str:
 
 def go_on(evidence: Evidence) -> str:
     """Return how a run that stopped goes on, or what has to be done before."""
-    return against_resume(evidence) or f"Go on with: {_resume(evidence)}"
+    if against := against_resume(evidence):
+        return against
+    size = evidence.run.checkpoint.unread
+    unsure = f"The checkpoint's {size / 1e9:.1f} GB were not compared with their digests: a resume does that. "
+    return f"{unsure if size else ''}Go on with: {_resume(evidence)}"
 
 
 def against_resume(evidence: Evidence) -> str:
@@ -528,19 +533,18 @@ def against_resume(evidence: Evidence) -> str:
     run = evidence.run
     steps, checkpoints = number(evidence.value("algorithm.steps")), Checkpoints(run.directory / "checkpoints")
     try:
+        check_links(run.directory)
         check_record(run.directory)
         apart = contradictions(run.directory, progress=run.progress, summary=run.summary, lines=run.steps)
-        said = next((f"{text}. {file}: {CURES.get(file, RESTORE)}" for file, text in apart), "")
-        if damaged := unwhole(checkpoints):
-            whole = [step for step in checkpoints.steps()[:-1] if is_whole(checkpoints.path(step))]
-            cure = f"Resume from the one before: {_resume(evidence)} --from-step {whole[-1]}" if whole else RESTORE
-            said = said or f"{damaged[0]}. {cure}"
+        said = run.checkpoint.fault
+        said = said or next((f"{text}. {file}: {CURES.get(file, RESTORE)}" for file, text in apart), "")
         saved = max(checkpoints.steps(), default=0)
         if steps and saved > steps:
             where = f"config.toml has algorithm.steps = {steps:.0f}, and the run has {saved} steps already"
             said = said or f"{where}. Give it more: {_resume(evidence, f'algorithm.steps={2 * saved}')}"
     except AgentrigError as error:
         said = str(error)
+    said = re.sub(r"\.?\n *Nothing .*?was changed\. ?", ". ", said).strip()
     return f"A resume would be refused now: {said}" if said else ""
 
 
