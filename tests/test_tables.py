@@ -308,6 +308,13 @@ def test_an_empty_list_is_a_file_without_rows(tmp_path: Path) -> None:
         table(TableConfig(file=str(tmp_path / "t.json")))
 
 
+def test_two_columns_with_one_name_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.table([["a"], ["b"], ["1"]], names=["q", "q", "answer"]), file)
+    with pytest.raises(AgentrigError, match=r't\.parquet: two columns are called "q"$'):
+        table(TableConfig(file=str(file), private=["answer"]))
+
+
 def test_a_file_must_be_named() -> None:
     with pytest.raises(ConfigError, match=r"tasks\.file=ROWS\.csv"):
         table(TableConfig())
@@ -328,11 +335,12 @@ def test_a_frame_is_a_task_set(rows: Path) -> None:
         (lambda frame: frame.assign(answer=frame.answer.where(frame.id != "q7")), r"row 7 .*, column answer is empty"),
         (lambda frame: frame.set_axis(pd.MultiIndex.from_product([["a"], frame.columns]), axis=1), "have 2 levels"),
         (lambda frame: frame.set_index(["id", "part"]), r"index holds id, part, .*: reset_index\(\)"),
+        (lambda frame: frame.rename(columns={"part": "id"}), 'data frame: two columns are called "id"'),
         (lambda frame: frame.set_index("id"), r"index holds id, .* reset_index\(\)"),
     ],
-    ids=["NaN", "MultiIndex of columns", "MultiIndex of rows", "named index"],
+    ids=["NaN", "MultiIndex of columns", "MultiIndex of rows", "one name twice", "named index"],
 )
 def test_a_bad_frame_is_named(rows: Path, change: Any, said: str) -> None:
     frame = change(pd.read_csv(rows))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(AgentrigError, match=said):
         loaded(from_frame, frame, **NAMED)

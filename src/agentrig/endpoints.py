@@ -7,7 +7,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +32,12 @@ SAMPLING_FIELDS: Mapping[str, Any] = {
 
 LIMIT = ("max_tokens", "max_completion_tokens")
 """The two names of a reply's limit in requests; `Endpoint.sampling` has the first."""
+
+RECORDED = "agentrig-recorded"
+"""The header of calls that the run records, or makes itself. Its server counts the calls without it."""
+
+UNRECORDED = "/unrecorded"
+"""Where such a server says how many there were: `GET base_url/unrecorded`."""
 
 
 @attrs.frozen
@@ -83,6 +90,10 @@ class Endpoint:
         """What is at `reached_at`, and the key of a run that sets where it listens, for messages."""
         return ("gateway", "gateway.host") if self.gateway is not None else ("model's server", "server.host")
 
+    def unmarked(self) -> Endpoint:
+        """Return the same endpoint without `RECORDED`, for an agent, whose clients may send all the headers."""
+        return attrs.evolve(self, headers={k: v for k, v in self.headers.items() if k != RECORDED})
+
     def with_sampling(self, **fields: Any) -> Endpoint:
         """Return the same endpoint with these sampling fields added; they replace existing ones."""
         return attrs.evolve(self, sampling={**self.sampling, **fields})
@@ -111,6 +122,19 @@ def sampled_as(
             if longer or (replace and name in SAMPLING_FIELDS and not passed_on):
                 sent[own], replaced[own] = value, asked
     return sent, replaced
+
+
+def unrecorded_calls(endpoints: Iterable[Endpoint]) -> int:
+    """Return how many calls without `RECORDED` came to those servers that count them."""
+    import urllib.request
+
+    calls = 0
+    for url, key in {(e.base_url, e.api_key) for e in endpoints if RECORDED in e.headers}:
+        without_proxy(url)
+        request = urllib.request.Request(url + UNRECORDED, headers={"Authorization": f"Bearer {key}"})
+        with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=15) as reply:
+            calls += int(json.load(reply)["calls"])
+    return calls
 
 
 PROXIES = tuple(form(f"{what}_proxy") for what in ("http", "https", "all") for form in (str.lower, str.upper))

@@ -22,7 +22,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from agentrig.endpoints import ANY_HOST, is_loopback
+from agentrig.endpoints import ANY_HOST, RECORDED, UNRECORDED, is_loopback
 from agentrig.text import json_fault
 
 SILENCE_S = 5
@@ -35,6 +35,9 @@ MOST = 8192
 """Most connections, where the system allows so many descriptors."""
 DRAINED = 64 << 20
 """Most bytes of a body that is too long that are read and dropped, so that the client can read the error."""
+
+CALLS = ("/completions", "/messages", "/responses")
+"""How the paths of calls to a model end."""
 
 _REFUSAL = "HTTP/1.1 {}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_LATE = _REFUSAL.format("408 Request Timeout").encode()
@@ -251,6 +254,26 @@ class Access:
             return self._any and bool(ipaddress.ip_address(name))  # a page's name is never an address
         except ValueError:
             return False
+
+
+class CallCounter:
+    """Counts the calls to a model's server that a run neither records nor makes itself; see `unrecorded_calls`.
+
+    Args:
+        app: Answers the calls.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app, self._calls = app, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer with the number."""
+        if scope["type"] == "http" and scope["path"] == f"/v1{UNRECORDED}":
+            await reply(send, 200, {"calls": self._calls})
+            return
+        if scope["type"] == "http" and scope["path"].endswith(CALLS) and RECORDED not in _headers(scope):
+            self._calls += 1
+        await self._app(scope, receive, send)
 
 
 class Connections:

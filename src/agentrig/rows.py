@@ -68,6 +68,7 @@ def read_rows(source: Any, *, text: Sequence[str] = (), least: int = 1) -> Rows:
         return _of_path(Path(source).expanduser(), text, least)
     records = getattr(source, "to_dict", None)
     if records is not None and hasattr(source, "columns"):  # a data frame of pandas
+        check_names(map(str, source.columns), "the data frame")
         return [_plain(row) for row in records(orient="records")], _numbered()
     if isinstance(source, Iterable) and not isinstance(source, Mapping):
         return [_plain(row) for row in source], _numbered()
@@ -186,11 +187,20 @@ def _text(data: bytes, path: Path, first: int = 1) -> str:
 def _parquet(path: Path) -> Rows:
     import pyarrow.parquet as pq
 
+    check_names(pq.read_schema(path).names, path)  # pyarrow reads no such table
     return _of_table(pq.read_table(path), path)
+
+
+def check_names(names: Iterable[str], place: object) -> None:
+    """Raise `AgentrigError` if two columns have one name."""
+    for name, n in Counter(names).items():
+        if n > 1:
+            raise AgentrigError(f'{place}: two columns are called "{name}"')
 
 
 def _of_table(table: Any, path: Path) -> Rows:
     """Return the rows of an Arrow table; a text of another encoding is named by row and column."""
+    check_names(table.column_names, path)
     place = _numbered(path)
     try:
         return table.to_pylist(), place
@@ -247,8 +257,7 @@ def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
     for number, name in enumerate(header):
         if not name.strip():
             _tell_of_blank_header(f"{path}, line {lines[0]}", number, header, cells)
-        if header.count(name) > 1:
-            raise AgentrigError(f'{path}, line {lines[0]}: two columns are called "{name}"')
+    check_names(header, f"{path}, line {lines[0]}")
     for name in text:
         if name not in header:
             raise AgentrigError(

@@ -122,6 +122,16 @@ def test_tasks_that_cannot_be_loaded_are_no_fault_of_the_agent(tmp_path: Path) -
     assert named.stdout.splitlines()[-1] == "all passed"
 
 
+def test_what_training_says_of_repeated_inputs_is_said(tmp_path: Path) -> None:
+    rows, keys = tmp_path / "rows.csv", ['tasks.private=["answer"]', "tasks.input=['word']"]
+    rows.write_text("word,answer\n" + "".join(f"w{i // 2},{i}\n" for i in range(120)))
+    said = validate("table", f"tasks.file={rows}", *keys).stdout
+    assert re.search(r"warning: (\d+) of \d+ train tasks have the input of another one, \1 of them with another", said)
+    rows.write_text("word,answer\n" + "".join(f"w,{i}\n" for i in range(40)))
+    said = validate("table", f"tasks.file={rows}", *keys, "--only", "tasks.roles").stdout
+    assert f"what to do: {rows} has 40 rows with 1 different input" in said
+
+
 def test_an_agent_that_is_not_played_says_why_and_the_sizes_of_its_splits_are_said(tmp_path: Path) -> None:
     agents = str(Path(__file__).parent / "broken" / "agent_functions.py")
     rows = tmp_path / "rows.csv"

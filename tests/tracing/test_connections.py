@@ -13,15 +13,17 @@ import attrs
 import httpx
 import pytest
 from click.testing import CliRunner
+from embedded_servers import embedded
 from model_server import ModelServer
 from rollouts import rollout
 
-from agentrig import Endpoint
+from agentrig import Endpoint, Task
 from agentrig.cli.entry import main
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.pools import Job
-from agentrig.run.guards import check_failures
+from agentrig.run.evaluate import evaluate
+from agentrig.run.guards import check_failures, unseen_calls
 from agentrig.run.training import train
 from agentrig.runners.attempt import run_agent
 from agentrig.testing.scripted import scripted_server
@@ -141,6 +143,31 @@ def test_dev_and_train_report_missed_calls(
         train(plan)
 
 
+FORKS = """(
+    key := {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers},
+    httpx.post(url, json=body, headers=key),
+    child := os.fork(),
+    child or (httpx.post(url, json=body, headers=key), os._exit(0)),
+    os.waitpid(child, 0),
+    httpx.post(url, json=body),
+)[-1]"""
+
+
+def test_calls_of_another_process_are_counted(
+    tiny_model: Path, tmp_path: Path, words: Callable[[str, str], list[str]]
+) -> None:
+    files = words("os, httpx", FORKS)
+    plan = resolve("toy", uses={"agent": "asker"}, files=files, overrides=[f"run.directory={tmp_path}"])
+    with embedded(tiny_model, slots=4, max_length=64) as server:
+        sampled = [endpoint.with_sampling(max_tokens=2) for endpoint in server.endpoints]
+        for n in (2, 1):  # what came before is not counted again
+            tasks = [Task(id=f"t{i}", input={"number": i}, private={"parity": "odd"}) for i in range(n)]
+            found = evaluate(plan, tasks=tasks, endpoint=sampled, mode="dev", keep=True)
+            calls = sum(len(r.trace.llm_calls()) for r in found.rollouts)
+            assert (found.failures, calls, found.unrecorded) == ({}, 2 * n, n)
+    assert "1 call to the model's server came from another process" in unseen_calls(found.rollouts, unrecorded=1)
+
+
 @pytest.mark.slow
 def test_a_run_that_misses_some_of_its_calls_is_warned(
     model: ModelServer,
@@ -155,7 +182,7 @@ def test_a_run_that_misses_some_of_its_calls_is_warned(
     assert len(warned) == 1  # once a run
 
 
-@pytest.mark.parametrize("route", ["messages", "responses"])
+@pytest.mark.parametrize("route", ["completions", "messages", "responses"])
 def test_a_call_of_another_api_is_counted_and_the_gateway_is_named(route: str) -> None:
     """Whether the model's server refuses it, as here, or answers it: nothing records its tokens."""
 

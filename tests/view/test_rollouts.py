@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -85,7 +88,7 @@ def test_the_feedback_of_a_score_and_of_a_reward_inside_the_rollout_is_on_the_pa
     trace = Trace(rollout_id=rollout.id, spans=[*rollout.trace.spans, span])
     score = Score.ok(0.3, feedback="the query has no such column")
     RunDirectory(directory).write_rollouts([attrs.evolve(rollout, trace=trace, score=score)], mode="train", step=1)
-    text = build_report([directory]).read_text()
+    text = build_report([directory], gold=True).read_text()
     for feedback in (said[FEEDBACK], "the query has no such column"):
         assert str(feedback) in text
 
@@ -119,6 +122,18 @@ def test_gold_answers_are_in_the_file_only_if_asked_for(
     text = page.read_text()
     assert bool(re.search(r"gold-[0-9a-f]{12}", text)) is asked
     assert ("`agentrig report RUN --gold` adds it" in text) is not asked
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_feedback_is_in_the_file_only_with_gold_answers(tmp_path: Path, asked: bool) -> None:
+    directory = write_run(tmp_path / "run", steps=2, held_out=4)
+    said = {"feedback": "the right answer is 42", "expected": 42.5, "reason": "no such column"}
+    for file in (directory / "rollouts").glob("*.parquet"):
+        table = pq.read_table(file)
+        rows = [{**row, "details": json.dumps(said)} for row in table.to_pylist()]
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+    text = build_report([directory], gold=asked).read_text()
+    assert [word in text for word in ("the right answer is 42", "42.5", "no such column")] == [asked, asked, True]
 
 
 def test_two_rollouts_say_who_speaks_and_each_text_once() -> None:

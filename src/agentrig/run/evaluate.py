@@ -60,6 +60,7 @@ class Evaluation:
         by_turn: At which turn rollouts became right or wrong (`agentrig.correctness.turn_of`), to how many.
         rollouts: All rollouts, with `keep`.
         sampling: With `keep`: the fields that the endpoint set in calls.
+        unrecorded: With `keep`: how many calls the model's server answered that no tracer has seen.
     """
 
     accuracy: float | None
@@ -75,6 +76,7 @@ class Evaluation:
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict, repr=False)
     sampling: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    unrecorded: int = attrs.field(default=0, repr=False)
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], *, wall_s: float) -> Evaluation:
@@ -101,7 +103,8 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `agentrig eval --json` prints."""
-        told = attrs.asdict(self, filter=lambda field, _: field.name not in ("rollouts", "reasons", "sampling"))
+        own = ("rollouts", "reasons", "sampling", "unrecorded")
+        told = attrs.asdict(self, filter=lambda field, _: field.name not in own)
         slices = {
             name: {part: {"accuracy": right / n, "n": n} for part, (right, n) in classes.items()}
             for name, classes in self.slices.items()
@@ -139,6 +142,7 @@ def evaluate(
     found: list[Rollout] = []
     given: dict[str, Any] = {}
     start = end = 0.0
+    unrecorded = 0
 
     def count(groups: Mapping[int, Sequence[Rollout]]) -> None:
         for group in groups.values():
@@ -148,7 +152,7 @@ def evaluate(
     def body(engine: RolloutEngine, sampled: Sequence[Endpoint]) -> None:
         if temperature is not None:
             sampled = [e.with_sampling(temperature=temperature) for e in sampled]
-        nonlocal start, end
+        nonlocal start, end, unrecorded
         given.update(sampled[0].sampling)
         begun()
         start = time.perf_counter()
@@ -158,9 +162,10 @@ def evaluate(
             first = i % len(sampled)  # the turn goes on from chunk to chunk
             turn = [*sampled[first:], *sampled[:first]]
             rollouts = engine.run(chunk, n=n, endpoint=turn, step=0, mode=mode, on_groups=count)
+            unrecorded += engine.unrecorded
             if i == 0:
                 if mode != "dev":  # which says it by itself, below the spans
-                    warn_of_unseen(rollouts)
+                    warn_of_unseen(rollouts, unrecorded=engine.unrecorded)
                 warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
                 warn_of_fields(rollouts, attrs.asdict(plan.config("algorithm")))
             for rollout in rollouts:
@@ -174,7 +179,7 @@ def evaluate(
 
     run_agent(plan, body, endpoint=endpoint, checkpoint=checkpoint, as_mode=as_mode)
     figures = Evaluation.of(found, wall_s=end - start)
-    return attrs.evolve(figures, rollouts=tuple(found), sampling=given) if keep else figures
+    return attrs.evolve(figures, rollouts=tuple(found), sampling=given, unrecorded=unrecorded) if keep else figures
 
 
 def run_agent(

@@ -196,7 +196,7 @@ class Trial:
             guards.check_failures(found, limit, step=1, mode="train")
             if algorithm.credit:  # it learns from calls
                 guards.check_triplets(found, step=1, adapter=adapter)
-            guards.warn_of_unseen(found)
+            guards.warn_of_unseen(found, unrecorded=engine.unrecorded)
             guards.warn_of_fields(found, attrs.asdict(plan.config("algorithm")))
             guards.warn_of_constraints(found, step=1)
             if algorithm.credit:

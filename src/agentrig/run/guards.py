@@ -103,10 +103,20 @@ def missed_calls(rollouts: Sequence[Rollout]) -> str:
     )
 
 
-def unseen_calls(rollouts: Sequence[Rollout]) -> str:
-    """Say why no call to the model counts: made past the tracer, all failed, or none made; '' if calls do."""
+def unseen_calls(rollouts: Sequence[Rollout], *, unrecorded: int = 0) -> str:
+    """Say why no call to the model counts: made past the tracer, all failed, or none made; '' if calls do.
+
+    Args:
+        unrecorded: How many calls the model's server answered that no tracer has seen.
+    """
     if missed := missed_calls(rollouts):
         return missed
+    if unrecorded:
+        return (
+            f"{amount(unrecorded, 'call')} to the model's server came from another process, or from a thread that does "
+            "not belong to a rollout: not recorded and not trained on. Set gateway.use=on, or call the model in the "
+            "agent's own process."
+        )
     calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
     failed = [span.error for span in calls if span.error is not None]
     if len(failed) < len(calls):
@@ -216,9 +226,9 @@ def check_answers(rollouts: Sequence[Rollout]) -> None:
         raise RunStopped(f"before step 1: {unanswered(rollouts)}", cause="no-answers")
 
 
-def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None) -> bool:
+def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None, unrecorded: int = 0) -> bool:
     """Warn of what `unseen_calls` finds in rollouts, of a step if one is given; return whether there was anything."""
-    unseen = unseen_calls(rollouts)
+    unseen = unseen_calls(rollouts, unrecorded=unrecorded)
     if unseen:
         log.warning("%s%s", "" if step is None else f"step {step}: ", unseen)
     return bool(unseen)

@@ -382,7 +382,7 @@ class RunSession:
             guards.check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)
         self._warn_once(guards.warn_of_constraints, rollouts, step=step)
-        self._warn_once(guards.warn_of_unseen, rollouts, step=step)
+        self._warn_once(guards.warn_of_unseen, rollouts, step=step, unrecorded=self.engine.unrecorded)
         self._judged = list(self._step_rollouts) if learns else []
         if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True

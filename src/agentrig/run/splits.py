@@ -176,15 +176,7 @@ def split_warnings(
         shared = overlap(splits["validation"][1], splits["report"][1])
         if shared:
             warnings.append(_shared(shared, splits["report"][1], "report", "validation"))
-    for role, (_, rows) in splits.items():
-        again = repeated([task for task in rows if task.place])  # rows of data; other task sets may repeat on purpose
-        if again:
-            unlike = sum(first.private != task.private for first, task in again)
-            warnings.append(
-                f"{len(again)} of {len(rows)} {role} tasks have the input of another one"
-                f"{f', {unlike} of them with another private part' if unlike else ''}: "
-                f"{'; '.join(f'{task.place} repeats {first.place}' for first, task in again[:2])}"
-            )
+    warnings += repeated_warnings(splits)
     trained = by_input(splits["train"][1])
     for role in ("validation", "report"):
         split, rows = splits[role]
@@ -198,6 +190,21 @@ def split_warnings(
         shared = overlap(trained, rows)
         if shared and not getattr(tasks, "measures_training", False):
             warnings.append(_shared(shared, rows, role, "training"))
+    return warnings
+
+
+def repeated_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]]) -> list[str]:
+    """Return warnings about roles whose tasks have one input several times."""
+    warnings = []
+    for role, (_, rows) in splits.items():
+        again = repeated([task for task in rows if task.place])  # rows of data; other task sets may repeat on purpose
+        if again:
+            unlike = sum(first.private != task.private for first, task in again)
+            warnings.append(
+                f"{len(again)} of {len(rows)} {role} tasks have the input of another one"
+                f"{f', {unlike} of them with another private part' if unlike else ''}: "
+                f"{'; '.join(f'{task.place} repeats {first.place}' for first, task in again[:2])}"
+            )
     return warnings
 
 

@@ -109,6 +109,7 @@ def _called(agent: Agent, job: Job, loop: RunnerLoop | None, visit: GatewayAttem
             if isinstance(job.input, Mapping) and (digest := value_digest(job.input)):  # the agent may change it
                 recorder.about[GIVEN] = digest
             whole = getattr(agent, "run_job", None)
+            job = attrs.evolve(job, endpoint=endpoint.unmarked())
             with forks_ended("the agent"):
                 answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):

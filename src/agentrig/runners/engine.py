@@ -12,7 +12,7 @@ import attrs
 
 from agentrig.adapters import Adapter, identified
 from agentrig.agents import Outcome
-from agentrig.endpoints import Endpoint
+from agentrig.endpoints import Endpoint, unrecorded_calls
 from agentrig.errors import place_of
 from agentrig.pools import Job, Result
 from agentrig.processes.put_back import put_back
@@ -21,7 +21,7 @@ from agentrig.runners.runtime import Results, Runtime
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.text import words_of
-from agentrig.traces import Trace
+from agentrig.traces import SENT, SERVER, Trace
 
 STALE = "stale-weights"
 """The failure of a rollout with a call that older weights answered than its step allows."""
@@ -88,6 +88,7 @@ class RolloutEngine:
     Attributes:
         as_mode: The mode that an agent of Agent Lightning sees; None for the mode of each `run`.
         prompts: The agent's prompts in force, for the rollouts of the next `run`.
+        unrecorded: How many calls came to the model's server during the last `run` that no tracer recorded.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class RolloutEngine:
     ) -> None:
         self.as_mode: Mode | None = None
         self.prompts: Mapping[str, str] = prompts or {}
+        self.unrecorded = 0
         self.adapter = adapter
         self.scorer = scorer
         self._runtime, self._on_rollout, self._whole_rows = runtime, on_rollout, whole_rows
@@ -150,6 +152,7 @@ class RolloutEngine:
         groups = [ids[i : i + n] for i in range(0, len(ids), n)]
         places = {rollout_id: i for i, group in enumerate(groups) for rollout_id in group}
         arriving: Results = queue.SimpleQueue()
+        before = unrecorded_calls(endpoints)
         self._runtime.submit(jobs, arriving)
         done: dict[str, Rollout] = {}
         while len(done) < len(ids):
@@ -166,6 +169,9 @@ class RolloutEngine:
                 complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
                 if complete:
                     on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
+        # A tracer other than the run's own records calls without the header.
+        others = [c for r in done.values() for c in r.trace.llm_calls() if not c.attributes.keys() & {SENT, SERVER}]
+        self.unrecorded = max(0, unrecorded_calls(endpoints) - before - len(others))
         return [done[i] for i in ids]
 
     def scored(

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.run.splits import read_split
+from agentrig.run.splits import read_split, repeated_warnings, why_empty
 from agentrig.tasks import ROLES, Task, Tasks, check_set, fingerprint, overlap
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import basic
@@ -108,7 +108,8 @@ def check_roles(subject: TasksSubject) -> None:
         if subject.splits is not None and name not in subject.splits:
             continue
         if not tasks and role not in optional:
-            raise CheckFailed(f'the split "{name}" of {role} has no tasks' if name else f"no split serves {role}")
+            said = f'the split "{name}" of {role} has no tasks' if name else f"no split serves {role}"
+            raise CheckFailed(said, cure=why_empty(subject.made, name))
         if name and name in named:
             raise CheckFailed(f'the split "{name}" serves {named[name]} and {role}')
         named[name] = role
@@ -135,7 +136,7 @@ def check_same_twice(subject: TasksSubject) -> None:
                     raise CheckFailed(f"split {name}, task {one.id}, {how}: {different}")
 
 
-def check_disjoint(subject: TasksSubject) -> None:
+def check_disjoint(subject: TasksSubject) -> str:
     """No task of one role is in another role's split.
 
     Why: Accuracy on tasks that were trained on says nothing about new ones.
@@ -151,6 +152,7 @@ def check_disjoint(subject: TasksSubject) -> None:
                 f'{len(shared)} of {len(theirs)} tasks of {other} ("{second}") are in {one} ("{first}") too; '
                 f"the first: {task.place or task.id}"
             )
+    return "; ".join(f"warning: {text}" for text in repeated_warnings(parts))
 
 
 def check_gold_apart(subject: TasksSubject) -> None:

@@ -114,7 +114,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             request.headers[PARENT] = recorder.parent()  # the gateway records the call under this span
             return None
         if not request.url.path.endswith("/chat/completions"):
-            if server == recorder.server and request.url.path.endswith(("/messages", "/responses")):
+            if server == recorder.server and request.url.path.endswith(("/completions", "/messages", "/responses")):
                 recorder.miss(f"POST {request.url.path}")
             return None
         try:

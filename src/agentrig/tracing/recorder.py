@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 import uuid
 from collections import Counter
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from agentrig.endpoints import RECORDED
 from agentrig.errors import AgentFailure
 from agentrig.rewards import VALUE_LIMIT
 from agentrig.text import cut, json_text, plain_values, storable, words_of
@@ -71,7 +73,8 @@ class Recorder:
     ) -> None:
         self.rollout_id = rollout_id
         self.gateway = gateway
-        self.headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._process = os.getpid()
         self.sampling, self.replace = sampling or {}, replace
         self.token_ids = token_ids
         self.server = server_of(urlsplit(base_url)) if base_url else None
@@ -107,6 +110,12 @@ class Recorder:
         while above in self._open and above != inner:
             above = self._open[above][0]
         return other if other is not None and above == inner else inner
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of calls to the endpoint; a process that the agent has forked records none of its calls."""
+        forked = os.getpid() != self._process
+        return {name: value for name, value in self._headers.items() if not (forked and name == RECORDED)}
 
     def is_open(self, span_id: str) -> bool:
         """Return whether a span has started and not ended."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from agentrig.figures import number
 from agentrig.text import cut
 from agentrig.view import figures
@@ -16,6 +18,7 @@ from agentrig.view.rollout import (
     COLUMNS,
     FOLDER,
     QUESTION,
+    Readable,
     chip,
     question,
     readable,
@@ -35,6 +38,9 @@ SHORT = 80
 
 MOST_DISAGREEMENTS = 6
 """Rollouts that are shown because two rewards disagree on them."""
+
+WITHOUT_GOLD = ("reason", "wrong")
+"""The details of a score that every report shows; feedback, and what else a reward says, may hold the gold."""
 
 LEFT_OUT = "this file leaves it out, and `agentrig report RUN --gold` adds it"
 
@@ -158,6 +164,11 @@ def add_gold(run: RunData, pairs: Mapping[str, Any] | None) -> None:
         pair["private"] = readable_private(private_of(run.directory, pair["task"]), LONGEST_TEXT)
 
 
+def _without_gold(seen: Readable) -> Readable:
+    details = mapping(seen.row["details"]).keys() - WITHOUT_GOLD
+    return attrs.evolve(seen, reasons=[(key, LEFT_OUT if key in details else text) for key, text in seen.reasons])
+
+
 def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any]:
     """Return the rollouts that a run's examples mention, and those of a group of the last step, for one file.
 
@@ -166,6 +177,9 @@ def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any
     """
     if gold:
         add_gold(run, view["pairs"])
+    else:
+        for pair in (view["pairs"] or {"shown": ()})["shown"]:
+            pair["sides"] = [_without_gold(side) for side in pair["sides"]]
     group, rows = last_group(run)
     rows += [each["row"] for each in view["reward_disagreements"]]
     rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]
@@ -178,6 +192,7 @@ def shown(run: RunData, view: Mapping[str, Any], *, gold: bool) -> dict[str, Any
     for id, row in by_id.items():
         private = private_of(run.directory, str(row["task_id"])) if gold else PrivatePart(missing=LEFT_OUT)
         seen = readable(row, calls.get(id, {}), tokenizer, LONGEST_TEXT, MOST_TOKENS)
+        seen = seen if gold else _without_gold(seen)
         whole.append({"at": anchors[id], "seen": seen, "private": readable_private(private, LONGEST_TEXT)})
     missing = list(dict.fromkeys([*view["missing"], *run.damage]))
     return {"shown": whole, "group": group, "to": Links(anchors=anchors), "damage": damage, "missing": missing}

@@ -58,7 +58,7 @@ class ApiServer:
         listener = http_server.listen(order["host"], order["port"] + number if order["port"] else 0)
         made.port = listener.getsockname()[1]
         door = http_server.Access(
-            Chats(app, app.state),
+            http_server.CallCounter(Chats(app, app.state)),
             made._admit,
             host=order["host"],
             port=made.port,

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agentrig.endpoints import Endpoint, address_of
+from agentrig.endpoints import RECORDED, Endpoint, address_of
 from agentrig.errors import ConfigError
 from agentrig.hardware import Context
 from agentrig.processes.servers import LOOKED_THROUGH, ServerError, ServerOutOfMemory, ServerProcess
@@ -139,7 +139,8 @@ class VllmServer:
     def endpoints(self) -> Sequence[Endpoint]:
         """The addresses, all of one engine; waits until they answer."""
         urls = [f"{address_of(self._config.host, port)}/v1" for port in self._started()["ports"]]
-        return [Endpoint(base_url=url, model=self._plan.name, api_key=self._key, token_ids=True) for url in urls]
+        more = {"api_key": self._key, "headers": {RECORDED: "1"}, "token_ids": True}
+        return [Endpoint(base_url=url, model=self._plan.name, **more) for url in urls]
 
     @property
     def context(self) -> int:

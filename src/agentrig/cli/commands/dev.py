@@ -111,7 +111,7 @@ def dev(
         for rollout in found.rollouts:
             told = attrs.evolve(rollout, triplets=kept.get(rollout.id, ()))  # of a failed one nothing is learned
             console.print(span_tree(told, gold=gold, own_model=server is None))
-    warning = unseen_calls(found.rollouts)
+    warning = unseen_calls(found.rollouts, unrecorded=found.unrecorded)
     if not warning:
         why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""

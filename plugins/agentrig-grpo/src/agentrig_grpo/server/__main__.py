@@ -124,7 +124,7 @@ async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str,
     port = listener.getsockname()[1]
     config = http_server.settings(
         http_server.Access(
-            api.app(),
+            http_server.CallCounter(api.app()),
             partial(_admit, key),
             host=host,
             port=port,

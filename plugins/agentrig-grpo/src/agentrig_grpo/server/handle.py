@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from agentrig.device_memory import GONE, out_of_device_memory, shortage
-from agentrig.endpoints import Endpoint, address_of
+from agentrig.endpoints import RECORDED, Endpoint, address_of
 from agentrig.errors import exhausted
 from agentrig.processes.servers import LOOKED_THROUGH, ServerError, ServerOutOfMemory, ServerProcess
 from agentrig.servers import ServerPlan
@@ -145,7 +145,8 @@ class Embedded:
     @property
     def endpoints(self) -> Sequence[Endpoint]:
         """The one address."""
-        return [Endpoint(base_url=self.base_url, model=self._name, api_key=self.api_key, token_ids=True)]
+        own = {RECORDED: "1"}
+        return [Endpoint(base_url=self.base_url, model=self._name, api_key=self.api_key, headers=own, token_ids=True)]
 
     @property
     def context(self) -> int:
