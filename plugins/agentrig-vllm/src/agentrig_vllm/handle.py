@@ -139,7 +139,7 @@ class VllmServer:
     def endpoints(self) -> Sequence[Endpoint]:
         """The addresses, all of one engine; waits until they answer."""
         urls = [f"{address_of(self._config.host, port)}/v1" for port in self._started()["ports"]]
-        more = {"api_key": self._key, "headers": {RECORDED: "1"}, "token_ids": True}
+        more: dict[str, Any] = {"api_key": self._key, "headers": {RECORDED: "1"}, "token_ids": True}
         return [Endpoint(base_url=url, model=self._plan.name, **more) for url in urls]
 
     @property
