@@ -271,7 +271,7 @@ class CallCounter:
         if scope["type"] == "http" and scope["path"] == f"/v1{UNRECORDED}":
             await reply(send, 200, {"calls": self._calls})
             return
-        if scope["type"] == "http" and scope["path"].endswith(CALLS) and RECORDED not in _headers(scope):
+        if scope["type"] == "http" and scope["path"].endswith(CALLS) and RECORDED not in headers_of(scope):
             self._calls += 1
         await self._app(scope, receive, send)
 
