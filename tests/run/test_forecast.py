@@ -78,6 +78,26 @@ def groups_of(*groups: Sequence[float | None], failure: str = "deadline") -> lis
 
 
 @pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([(1, 1), (0, 0), (0, 0)] * 4, "kind=author (8 rollouts) and kind=reserve (8) were"),
+        ([(1, 1), (0, 1), (0, 0)] * 4, "kind=reserve (8 rollouts) was"),
+        ([(1, 1), (0, 1), (0, 0)], ""),  # by chance
+        ([(1, 1), (0, 1), (0, 1)] * 4, ""),
+        ([(0, 0)] * 12, ""),
+    ],
+)
+def test_the_verdict_names_kinds_of_tasks_that_were_never_right(groups: Any, said: str) -> None:
+    of = [
+        [attrs.evolve(r, task=attrs.evolve(r.task, slices={"kind": kind})) for r in group]
+        for kind, group in zip(("copies", "author", "reserve") * 4, groups_of(*groups), strict=False)
+    ]
+    found = judge(of, 2)
+    assert (f"But {said} never right: reward can't teach" in found.message) == bool(said), found.message
+    assert ("never right" in found.message) == bool(said)
+
+
+@pytest.mark.parametrize(
     ("groups", "kind", "words"),
     [
         ([(0, 1), (0, 0), (1, 1)], "good", "whose 2 rollouts get rewards that differ, and these are about 33%"),
