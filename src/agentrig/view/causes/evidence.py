@@ -20,11 +20,21 @@ from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import never_right
 from agentrig.text import alike
-from agentrig.view.reading import RolloutFile, RunData, decoded, dig, is_correct, mapping, rollout_rows, warnings_of
+from agentrig.view.reading import (
+    SLICES,
+    RolloutFile,
+    RunData,
+    decoded,
+    dig,
+    is_correct,
+    mapping,
+    rollout_rows,
+    warnings_of,
+)
 
 COLUMNS = (
     "id", "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets",
-    "answer", "own_reward", "slices",
+    "answer", "own_reward", SLICES,
 )  # fmt: skip
 
 
@@ -212,7 +222,7 @@ def _classes_of(scored: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], li
     """Return the counts of each class of each slice; the slice `calls` is of rollouts, not of tasks."""
     classes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for row in scored:
-        for name, part in mapping(decoded({"slices": row["slices"]})["slices"]).items():
+        for name, part in mapping(decoded({SLICES: row.get(SLICES)})[SLICES]).items():
             if name != "calls":
                 counts = classes[name, str(part)]
                 counts[0] += is_correct(row)
