@@ -365,8 +365,9 @@ def test_a_reward_that_raises_and_a_dead_server_are_named(toy_plan: Callable[...
 
 
 def test_more_failures_than_a_run_allows_are_the_verdict(toy_plan: Callable[..., Plan]) -> None:
-    trial = Trial.of(toy_plan("tasks.do=['raise', '']"), tasks=8, rollouts=2)
-    trial.roll_out()
+    trial, before = Trial.of(toy_plan("tasks.do=['raise', '']"), tasks=8, rollouts=2), list[int]()
+    trial.roll_out(started=lambda: before.append(len(trial.rollouts)))
+    assert before == [0], "the start was said once, before the first rollout"
     trial.update()
     found = trial.forecast()
     assert found["complete"]
@@ -450,7 +451,7 @@ def asked_twice(value: float) -> Any:
 def test_costs_are_those_of_the_price_table_of_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's tokens are those of a rollout times its rollouts, measurements too, and its machine costs by the hour."""
 
-    def roll_out(trial: Trial, each: Any) -> None:
+    def roll_out(trial: Trial, *calls: Any) -> None:
         trial.groups, trial.rollouts_s, trial.start_s = [[asked_twice(0.0), asked_twice(1.0)]] * 2, 1.0, 3.0
         trial.complete = True
 

@@ -67,7 +67,8 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     much = groups and total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups")
     # a credit that gives calls advantages of their own may learn from groups with a single reward
     _, untaught = figures.series(evidence.run, "untaught_groups")
-    much = much and all(mean(some) > ZERO_VARIANCE_LIMIT for some in (untaught, untaught[-quarter(untaught) :]) if some)
+    least = min((mean(some) or 0.0 for some in (untaught, untaught[-quarter(untaught) :]) if some), default=1.0)
+    much = much and least > ZERO_VARIANCE_LIMIT
     if much and (found := _collapsed(evidence)) is not None:
         yield found
     elif evidence.silent:
