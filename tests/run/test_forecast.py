@@ -78,6 +78,26 @@ def groups_of(*groups: Sequence[float | None], failure: str = "deadline") -> lis
 
 
 @pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([(1, 1), (0, 0), (0, 0)] * 4, "kind=author (8 rollouts) and kind=reserve (8) were"),
+        ([(1, 1), (0, 1), (0, 0)] * 4, "kind=reserve (8 rollouts) was"),
+        ([(1, 1), (0, 1), (0, 0)], ""),  # by chance
+        ([(1, 1), (0, 1), (0, 1)] * 4, ""),
+        ([(0, 0)] * 12, ""),
+    ],
+)
+def test_the_verdict_names_kinds_of_tasks_that_were_never_right(groups: Any, said: str) -> None:
+    of = [
+        [attrs.evolve(r, task=attrs.evolve(r.task, slices={"kind": kind})) for r in group]
+        for kind, group in zip(("copies", "author", "reserve") * 4, groups_of(*groups), strict=False)
+    ]
+    found = judge(of, 2)
+    assert (f"But {said} never right: reward can't teach" in found.message) == bool(said), found.message
+    assert ("never right" in found.message) == bool(said)
+
+
+@pytest.mark.parametrize(
     ("groups", "kind", "words"),
     [
         ([(0, 1), (0, 0), (1, 1)], "good", "whose 2 rollouts get rewards that differ, and these are about 33%"),
@@ -345,8 +365,9 @@ def test_a_reward_that_raises_and_a_dead_server_are_named(toy_plan: Callable[...
 
 
 def test_more_failures_than_a_run_allows_are_the_verdict(toy_plan: Callable[..., Plan]) -> None:
-    trial = Trial.of(toy_plan("tasks.do=['raise', '']"), tasks=8, rollouts=2)
-    trial.roll_out()
+    trial, before = Trial.of(toy_plan("tasks.do=['raise', '']"), tasks=8, rollouts=2), list[int]()
+    trial.roll_out(started=lambda: before.append(len(trial.rollouts)))
+    assert before == [0], "the start was said once, before the first rollout"
     trial.update()
     found = trial.forecast()
     assert found["complete"]
@@ -430,7 +451,7 @@ def asked_twice(value: float) -> Any:
 def test_costs_are_those_of_the_price_table_of_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's tokens are those of a rollout times its rollouts, measurements too, and its machine costs by the hour."""
 
-    def roll_out(trial: Trial, each: Any) -> None:
+    def roll_out(trial: Trial, *calls: Any) -> None:
         trial.groups, trial.rollouts_s, trial.start_s = [[asked_twice(0.0), asked_twice(1.0)]] * 2, 1.0, 3.0
         trial.complete = True
 

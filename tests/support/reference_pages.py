@@ -156,7 +156,9 @@ def configuration() -> str:
 
 def api() -> str:
     """Return the page whose directives mkdocstrings turns into the API."""
-    lines = ["# API", "", "What plugins import. The names that most of them need are in `agentrig` itself:", ""]
+    read = 'In a checkout, Python shows a text: `python -c "import agentrig; help(agentrig.Trace)"`.'
+    lines = ["# API", "", f"What plugins import. {read}", ""]
+    lines += ["The names that most plugins need are in `agentrig` itself:", ""]
     import agentrig
 
     names = sorted(name for name in agentrig.__all__ if not name.startswith("_"))

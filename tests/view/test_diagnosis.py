@@ -634,6 +634,11 @@ RECORDED: Mapping[str, Recorded] = {
         said=["rain for more steps", "the entropy fell from"],
         unsaid=["hardly", "algorithm.lr"],
     ),
+    "kinds of tasks that were never right": Recorded(
+        right=[*[[4, 0] * 4] * 6, *[[8, 0, 8, 0, 8, 0, 4, 0]] * 6],
+        said=["In training, half=second (384 rollouts) was never right: reward can't teach what is never right."],
+        unsaid=["algorithm.lr", "algorithm.temperature", "rain for more steps"],
+    ),
     "more steps may help": Recorded(right=[HALF] * 12, said=["rain for more steps"], unsaid=["hardly"]),
     "most groups are alike from step 3 on": Recorded(
         right=[[5] * 12, [5] * 12, *[[8] * 6 + [0] * 5 + [4], [8] * 5 + [0] * 3 + [4] * 4] * 7, *[[8, *[4] * 11]] * 2,

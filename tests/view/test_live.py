@@ -195,9 +195,14 @@ def test_a_step_without_an_update_because_all_groups_are_alike_says_so(alike: fl
     assert ("  reward 0.500  all rewards alike within every group  " in buffer.getvalue()) == (alike == 1 and not idle)
     for share in (0.0, 0.12, 0.78):  # in every step, so that it can be followed
         shown.on_step_end(event=StepEnd(step=4, metrics={**metrics, "groups": 8, "zero_variance_groups": share}))
+        assert f"  {share:.0%} of groups had equal rewards  " in buffer.getvalue()
+        figures = {**metrics, "groups": 8, "zero_variance_groups": share, "untaught_groups": share}
+        shown.on_step_end(event=StepEnd(step=4, metrics=figures))
         assert f"  {share:.0%} of groups taught nothing (all rewards alike)  " in buffer.getvalue()
-    shown.on_step_end(event=StepEnd(step=5, metrics={**metrics, "zero_variance_groups": 0.25, "groups_left_out": 0.5}))
-    assert "  25% of groups taught nothing (all rewards alike), the credit left out 50%  " in buffer.getvalue()
+    for equal, untaught in ((0.25, 0.75), (1.0, 0.5)):  # a credit may leave groups out, or learn from equal rewards
+        figures = {**metrics, "zero_variance_groups": equal, "untaught_groups": untaught, "algorithm": {}}
+        shown.on_step_end(event=StepEnd(step=5, metrics=figures))
+        assert f"  {untaught:.0%} of groups taught nothing (rewards alike in {equal:.0%})  " in buffer.getvalue()
 
 
 def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():

@@ -302,6 +302,10 @@ def test_groups_with_one_reward_are_said_with_what_the_others_are_for(tmp_path: 
         assert said.endswith(
             f"last {few} steps all rollouts got the same reward (66% in the first {few} steps): " + left
         )
+        with_lines(run, lambda line: line.update(untaught_groups=0.5))
+        (said,) = [f.text for f in diagnose(run).checks if "got the same reward" in f.text]
+        assert said.startswith(f"50% of the groups of the last {few} steps taught nothing")
+        assert said.endswith("; in 66% all rollouts got the same reward: training learns from 50%")
         with_lines(run, lambda line: line.update(without_update if line["step"] == 1 else {}))
         checks = [f.text for f in diagnose(run).checks]
         assert any(text.startswith("the weights changed in every step with an update (") for text in checks)

@@ -161,7 +161,7 @@ def register_credits() -> Iterable[CreditSpec]:
             "Imitates the best of each group (RAFT).",
         ),
         ("rft", credit.rft, credit.ImitationConfig, replies, "Imitates each correct answer of a group once (RFT)."),
-        ("turn", credit.turn, credit.TurnConfig, replies, "Call by call, for a reward that scores calls."),
+        ("turn", credit.turn, credit.TurnConfig, replies, "Call by call, for scores of calls or agentrig.reward."),
     ):
 
         def build(settings: Any, function: Any = function) -> Any:

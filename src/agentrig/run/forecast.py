@@ -163,11 +163,14 @@ class Trial:
         """The rollouts of the groups that are complete."""
         return [rollout for group in self.groups for rollout in group]
 
-    def roll_out(self, each: Callable[[Rollout], None] = lambda rollout: None) -> None:
+    def roll_out(
+        self, each: Callable[[Rollout], None] = lambda rollout: None, started: Callable[[], None] = lambda: None
+    ) -> None:
         """Run the agent on the tasks, sampled as in training, and on the held-out tasks as a run measures them.
 
         Args:
             each: Called with every rollout of a group that is complete, and of a held-out task.
+            started: Called when the agent and the model's server have started.
 
         Raises:
             RunStopped: A run would stop in its first step, because all rollouts fail, or no call can be trained on.
@@ -182,6 +185,7 @@ class Trial:
             sampled = [endpoint.with_sampling(**sampling_of(plan.configs["algorithm"])) for endpoint in served]
             first = time.perf_counter()
             self.start_s = first - begun
+            started()
 
             def arrived(groups: Mapping[int, Sequence[Rollout]]) -> None:
                 self.rollouts_s = time.perf_counter() - first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import statistics
 from collections import Counter, defaultdict
@@ -10,7 +11,6 @@ from typing import Any
 
 from agentrig.algorithms import Measurement
 from agentrig.figures import mean
-from agentrig.ledger import LEFT_OUT_BY_CREDIT
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout, mode_name
 from agentrig.text import alike, cut, gist, storable
@@ -44,26 +44,29 @@ def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def groups_left_out(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of groups whose rewards differ and of which the credit left out every call.
+def untaught_groups(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of groups with a score of which no call was trained with an advantage other than 0.
 
     Args:
         rollouts: Of a step.
         calls: Where its calls went: `agentrig.ledger.StepTotals.rows`.
+
+    Returns:
+        None if the algorithm does not say what it did with the calls.
     """
-    values: dict[str, set[float]] = defaultdict(set)
+    if any(call["place"] == "handed_over" for call in calls):
+        return None
+    taught = {call["rollout"] for call in calls if call["place"] == "trained" and _has_advantage(call)}
+    groups: dict[str, bool] = {}
     for rollout in rollouts:
         if rollout.value is not None:
-            values[rollout.group].add(rollout.value)
-    of = {rollout.id: rollout.group for rollout in rollouts}
-    reasons: dict[str, set[str]] = defaultdict(set)  # "" of a call that was trained
-    for call in calls:
-        reasons[of[call["rollout"]]].add(call["reason"])
-    left = [
-        len(found) > 1 and LEFT_OUT_BY_CREDIT in reasons[group] and "" not in reasons[group]
-        for group, found in values.items()
-    ]
-    return mean([float(one) for one in left])
+            groups[rollout.group] = groups.get(rollout.group, False) or rollout.id in taught
+    return mean([float(not found) for found in groups.values()])
+
+
+def _has_advantage(call: Mapping[str, Any]) -> bool:
+    """Whether the advantage of a call is not 0, or that of one of its tokens; one that is not known may be."""
+    return call["advantage"] != 0 or any(json.loads(call["token_advantages"] or "[]"))
 
 
 def failure_reasons(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:

@@ -40,9 +40,9 @@ from agentrig.run.metrics import (
     component_means,
     count_failures,
     count_nodes,
-    groups_left_out,
     reward_figures,
     second_reward_figures,
+    untaught_groups,
     warn_of_new_failures,
 )
 from agentrig.run.past import Past, over_common, stated_ends
@@ -567,7 +567,7 @@ class RunSession:
         digests: Mapping[str, Any],
     ) -> dict[str, Any]:
         line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}
-        line["groups_left_out"] = groups_left_out(self._step_rollouts, books.rows)
+        line["untaught_groups"] = untaught_groups(self._step_rollouts, books.rows)
         if digests:
             line["digests"] = dict(digests)
         heard = getattr(self.credit, "heard", {})  # see `agentrig.credit.Teacher`

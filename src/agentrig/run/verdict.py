@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
 
-from agentrig.figures import mean, wilson
+from agentrig.figures import SIGNIFICANT, mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.text import amount, json_text
@@ -31,6 +31,48 @@ SOONER = 0.2
 """The `--until` of a warm-up that leaves much to learn."""
 
 WARM_UP = "warm up first (agentrig warmup, docs/how-to/laptop.md), make the tasks easier, or take a larger model"
+
+NEVER = (
+    "reward can't teach what is never right. Warm up longer, with such tasks among the labels (agentrig warmup: more "
+    "--labels; one kind alone can reach --until), give demonstrations of them, or reward parts of their answers."
+)
+"""What to do about classes of tasks that were never right."""
+
+NAMED = 3
+"""So many of these are named."""
+
+
+def never_right(tried: Mapping[tuple[str, str], Sequence[int]]) -> str:
+    """Say which classes of tasks were right in no rollout, though others were; '' if there is none, or by chance.
+
+    Args:
+        tried: Of each class of each slice: how many of its rollouts were right, and how many there were.
+    """
+    whole: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for (name, _), pair in tried.items():
+        whole[name] = [a + b for a, b in zip(whole[name], pair, strict=True)]
+    found = []
+    for (name, part), (right, n) in sorted(tried.items()):
+        rights, others = whole[name][0], whole[name][1] - n
+        if not right and rights and (1 - rights / others) ** n < SIGNIFICANT:
+            found.append((f"{name}={part}", n))
+    if not found:
+        return ""
+    (first, n), *more = found[:NAMED]
+    words = [f"{first} ({amount(n, 'rollout')})", *(f"{name} ({count})" for name, count in more)]
+    if len(found) > NAMED:
+        words.append(f"{len(found) - NAMED} more")
+    return f"{' and '.join(words)} {'were' if len(found) > 1 else 'was'} never right: {NEVER}"
+
+
+def _by_class(rollouts: Sequence[Rollout]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return of each class of each slice how many scored rollouts were right, and how many there are."""
+    tried: dict[tuple[str, str], tuple[int, int]] = {}
+    for rollout in rollouts:
+        for of in rollout.task.slices.items() if rollout.value is not None else ():
+            right, n = tried.get(of, (0, 0))
+            tried[of] = right + bool(rollout.correct), n + 1
+    return tried
 
 
 @attrs.frozen(kw_only=True)
@@ -146,9 +188,11 @@ def judge(
             kind="failing", message=f"{what}; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
         )
     accuracy = sum(bool(r.correct) for r in rollouts) / len(values)
+    never = never_right(_by_class(rollouts))
+    but = f" But {never}" if never else ""
     if accuracy >= SOLVED:
         message = "The model already solves nearly all training tasks: little is left for training. Use harder tasks."
-        return Verdict(kind="solved", message=message)
+        return Verdict(kind="solved", message=f"{message}{but}")
     differ, average = differing(rewards, size), math.fsum(values) / len(values)
     are = "are" if any(len(group) > 1 for group in rewards) else "would be"
     learns = (
@@ -174,7 +218,7 @@ def judge(
                 f"Little is left for training: {accuracy:.0%} of the sampled answers are correct already, and {learns} "
                 "only. Use harder tasks, or raise the temperature (algorithm.temperature)."
             )
-            return Verdict(kind="solved", message=message)
+            return Verdict(kind="solved", message=f"{message}{but}")
         why = f"{learns} only"
         if sure > 0.5:
             why += (
@@ -195,6 +239,7 @@ def judge(
         cure = cure or f"{warm_up}; for a model of agentrig warmup: more --labels or --passes."
         cure += " A lower temperature (algorithm.temperature) may help too."
     if why:
-        return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why}. {cure or general}")
+        why += f".{but}" if but else "."
+        return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why} {cure or general}")
     enough = learns if accuracy else f"no sampled answer is correct yet, but {learns}"
-    return Verdict(kind="good", message=f"You can train this model by reward: {enough}.")
+    return Verdict(kind="good", message=f"You can train this model by reward: {enough}.{but}")

@@ -101,7 +101,7 @@ LONGEST_SETTING = 40
 """Characters of a setting's value in a line."""
 
 OWN_KEYS = ("reward.", "credit.")
-"""The components whose settings a line has also where other runs use another component, and say that it has none."""
+"""The components whose settings a line has also where other runs use another component."""
 
 TOLD = frozenset(
     ("run.name", "run.seed", "run.directory", "algorithm.use", "algorithm.model", "credit.use", "server.model")
@@ -335,7 +335,8 @@ def _apart(runs: Sequence[RunData]) -> list[tuple[dict[str, Any], dict[str, str]
             {
                 key: why
                 for key in apart
-                if key not in settings and (why := figures.unset(key, settings, several)) != NOTHING
+                # what does not apply to a component needs no word where the lines name the components
+                if key not in settings and (why := figures.unset(key, settings, several)) == "not set"
             },
         )
         for settings in several

@@ -53,6 +53,7 @@ RULES: Sequence[Rule] = (
     policy.penalized,
     policy.unexploring,
     groups.zero_variance,
+    groups.classes,
     groups.unsolved,
     rewards.exploited,
     rewards.second_rewards,
@@ -69,12 +70,12 @@ RULES: Sequence[Rule] = (
 """In the order of the data: of two causes that take away as much, the one further upstream comes first."""
 
 OF_SAMPLES = {
-    policy.collapsed, policy.unexploring, groups.zero_variance, groups.unsolved, rewards.exploited, outcome.memorised,
-    rollouts.one_answer,
+    policy.collapsed, policy.unexploring, groups.zero_variance, groups.classes, groups.unsolved, rewards.exploited,
+    outcome.memorised, rollouts.one_answer,
 }  # fmt: skip
 """Those that read the rewards of training as the model's: where demonstrations are learned, they are not."""
 
-TOLD_FIRST = (weights.audited, policy.collapsed, groups.zero_variance, groups.unsolved)
+TOLD_FIRST = (weights.audited, policy.collapsed, groups.classes, groups.zero_variance, groups.unsolved)
 """Those whose warnings come before others: what the auditor found, and trends."""
 
 NOTHING_WRONG = "No fault was found, and the run got better."

@@ -343,11 +343,13 @@ class LiveDisplay:
         m, reward = self._last, ""
         several = (m.get("rollouts") or 0) > (m.get("groups") or 0)  # else groups are of one rollout
         alike = number(m.get("zero_variance_groups")) if several and not self._demonstrated else None
-        same = "all rewards alike"
-        groups = "" if alike is None else f"{alike:.0%} of groups taught nothing ({same})"
-        if left := number(m.get("groups_left_out")) if alike is not None else None:
-            groups += f", the credit left out {left:.0%}"
-        if alike == 1 or _idle(m):  # the weights may have changed by another term of the loss
+        same, untaught = "all rewards alike", number(m.get("untaught_groups"))
+        groups = "" if alike is None else f"{alike:.0%} of groups had equal rewards"
+        if alike is not None and untaught is not None:  # a credit of calls may learn from groups with equal rewards
+            rewards = same if untaught == alike else f"rewards alike in {alike:.0%}"
+            groups = f"{untaught:.0%} of groups taught nothing ({rewards})"
+        # another term of the loss may have changed the weights
+        if (alike == 1 and untaught in (1, None)) or _idle(m):
             groups = f"{'no update: ' if _idle(m) else ''}{same} within every group"
         if self._rewards:
             n = len(self._rewards)

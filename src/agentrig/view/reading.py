@@ -454,8 +454,10 @@ def columns_of(file: RolloutFile, columns: Sequence[str], ids: Collection[str] |
     try:
         # a file for itself: a data set of one file takes ten times as long
         with reading(file.path), pyarrow.parquet.ParquetFile(file.path) as parquet:
-            if lacks := set(columns) - set(parquet.schema_arrow.names):
-                raise ValueError(f"it has no column {min(lacks)}")
+            lacks = set(columns) - set(parquet.schema_arrow.names)
+            if lacks - {SLICES}:  # what rollouts are broken down by is no figure: others can do without
+                raise ValueError(f"it has no column {min(lacks - {SLICES})}")
+            columns = [name for name in columns if name not in lacks]
             for name in columns:
                 there, written = parquet.schema_arrow.field(name).type, rollout_schema(pa).field(name).type
                 if there != written:
@@ -506,7 +508,10 @@ def rollout_rows(
             yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
 
 
-JSON_COLUMNS = frozenset({"components", "details", "call_values", "input", "slices", "answer", "spans", SECOND})
+SLICES = "slices"
+"""The column with the class of a rollout's task in each slice; a file may lack it."""
+
+JSON_COLUMNS = frozenset({"components", "details", "call_values", "input", SLICES, "answer", "spans", SECOND})
 
 
 def decoded(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def held_out(run: RunData) -> dict[str, Any]:
         for row in rollout_rows(some, columns):
             if row["failure"] or number(row["value"]) is None:
                 continue
-            for name, part in mapping(row["slices"]).items():
+            for name, part in mapping(row.get("slices")).items():
                 right[name].setdefault(str(part), {end: [] for end in ENDS})[when].append(float(bool(row["correct"])))
             if why := mapping(row["details"]).get("wrong"):
                 wrong[when][str(why)] += 1

@@ -62,9 +62,9 @@ def forecast(
     ended: BaseException | None = None
     try:
         with progress(trial.expected, where="as in training, sampled") as shown:
-            shown.begin()
-            trial.roll_out(shown)
-        trial.update()
+            trial.roll_out(shown, shown.begin)
+        with progress(0, "measuring one update of a learner that is thrown away, then the verdict"):
+            trial.update()
     except (AgentrigError, KeyboardInterrupt) as error:
         if not trial.groups or (isinstance(error, RunStopped) and not trial.complete):
             raise

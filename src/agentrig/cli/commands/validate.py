@@ -138,6 +138,8 @@ def _shown(figures: Mapping[str, Any], *, scripted: bool) -> str:
             if isinstance(value, Mapping):
                 shown = (f"{k} {'not scored' if v is None else v}" for k, v in value.items())
                 value = ", ".join(shown) or "none"
+            if name == "most_frequent_answer":  # a bare number could be a reward
+                value = f"right in {value:.0%} of the tasks" if value else "not known, or all right answers differ"
             lines.append(f"  {name.replace('_', ' '):<28} {value}")
     if scripted:
         lines.append("  A token is a byte here; a model's tokenizer makes fewer: agentrig dev shows them")

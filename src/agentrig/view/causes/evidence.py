@@ -18,12 +18,23 @@ from agentrig.correctness import CORRECT_TOLD, as_much
 from agentrig.figures import number
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
+from agentrig.run.verdict import never_right
 from agentrig.text import alike
-from agentrig.view.reading import RolloutFile, RunData, dig, is_correct, mapping, rollout_rows, warnings_of
+from agentrig.view.reading import (
+    SLICES,
+    RolloutFile,
+    RunData,
+    decoded,
+    dig,
+    is_correct,
+    mapping,
+    rollout_rows,
+    warnings_of,
+)
 
 COLUMNS = (
     "id", "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets",
-    "answer", "own_reward",
+    "answer", "own_reward", SLICES,
 )  # fmt: skip
 
 
@@ -64,6 +75,7 @@ class StepFacts:
         stuck: The task of each group of `same_wrong`.
         alive: Tasks with a correct rollout, or unlike rewards in a group.
         tried: Tasks with a scored rollout.
+        classes: Of each class of each slice of the tasks: how many scored ones are correct, and how many there are.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
     """
@@ -100,6 +112,7 @@ class StepFacts:
     alive: Collection[str] = ()
     tried: Collection[str] = ()
     solved: Collection[str] = ()
+    classes: Mapping[tuple[str, str], Sequence[int]] = attrs.field(factory=dict)
     reasons: Mapping[str, int] = attrs.field(factory=dict)
     group_means: Sequence[float] = ()
 
@@ -195,6 +208,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         alive={str(row["task_id"]) for row in [*filter(is_correct, scored), *(rows[0] for rows in unlike)]},
         tried={str(row["task_id"]) for row in scored},
         solved={str(row["task_id"]) for row in scored if is_correct(row)},
+        classes=_classes_of(scored),
         reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
         only_answer=only,
@@ -202,6 +216,18 @@ def facts_of(file: RolloutFile) -> StepFacts:
         judged_only=len(several) - len(answering),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )
+
+
+def _classes_of(scored: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[int]]:
+    """Return the counts of each class of each slice; the slice `calls` is of rollouts, not of tasks."""
+    classes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for row in scored:
+        for name, part in mapping(decoded({SLICES: row.get(SLICES)})[SLICES]).items():
+            if name != "calls":
+                counts = classes[name, str(part)]
+                counts[0] += is_correct(row)
+                counts[1] += 1
+    return dict(classes)
 
 
 def measured_of(file: RolloutFile) -> Measured:
@@ -274,6 +300,15 @@ class Evidence:
         """The training tasks that were tried and had no correct rollout in any step."""
         tried = {task for facts in self.steps for task in facts.tried}
         return tried - {task for facts in self.steps for task in facts.solved}
+
+    @cached_property
+    def classes_never_right(self) -> str:
+        """Which classes of the training tasks were right in no rollout of any step, and what to do; '' if none was."""
+        counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for facts in self.steps if not self.demonstrated else ():
+            for of, (right, n) in facts.classes.items():
+                counts[of] = [counts[of][0] + right, counts[of][1] + n]
+        return never_right(counts)
 
     @property
     def none_right(self) -> bool:

@@ -65,6 +65,10 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     steps, late = evidence.steps, evidence.steps[-quarter(evidence.steps) :]
     groups, same = total(steps, "groups"), total(steps, "same")
     much = groups and total(late, "same") > ZERO_VARIANCE_LIMIT * total(late, "groups")
+    # a credit that gives calls advantages of their own may learn from groups with a single reward
+    _, untaught = figures.series(evidence.run, "untaught_groups")
+    least = min((mean(some) or 0.0 for some in (untaught, untaught[-quarter(untaught) :]) if some), default=1.0)
+    much = much and least > ZERO_VARIANCE_LIMIT
     if much and (found := _collapsed(evidence)) is not None:
         yield found
     elif evidence.silent:
@@ -100,15 +104,22 @@ def fading(evidence: Evidence) -> Iterator[Finding]:
 
     Those that say that little is left to learn, so that more steps would hardly help, are warnings.
     """
-    shown, values = figures.series(evidence.run, "zero_variance_groups")
-    alone = min(values, default=0) == 1 and not evidence.total("groups")  # of one rollout each: nothing compares them
+    _, alike = figures.series(evidence.run, "zero_variance_groups")
+    shown, values = _untaught(evidence)
+    alone = min(alike, default=0) == 1 and not evidence.total("groups")  # of one rollout each: nothing compares them
     n = quarter(values)
     first, last = mean(values[:n]) or 0.0, mean(values[-n:]) or 0.0
     if values and not alone:
         begun = f" ({first:.0%} in the first {so_many(n)})" if len(values) > n else ""
         text = f"in {last:.0%} of the groups of the last {so_many(n)} all rollouts got the same reward{begun}"
+        if (same := mean(alike[-n:])) is not None and (same != last or mean(alike[:n]) != first):
+            text = (
+                f"{last:.0%} of the groups of the last {so_many(n)} taught nothing{begun}; in {same:.0%} all rollouts "
+                "got the same reward"
+            )
         much = last > ZERO_VARIANCE_LIMIT
-        left = _left(evidence, shown[-n:]) if much else f"training learns from the other {1 - last:.0%}"
+        other = "" if text.startswith(f"{last:.0%}") else "the other "
+        left = _left(evidence, shown[-n:], last) if much else f"training learns from {other}{1 - last:.0%}"
         yield Finding("warn" if much else "fact", f"{text}: {left}")
     if fall := entropy_fall(evidence):
         yield Finding("warn", f"{fall}: the answers of a task become alike")
@@ -139,7 +150,7 @@ def unsolved(evidence: Evidence) -> Iterator[Finding]:
 
     Where an update destroyed the policy, they say nothing of the tasks: `agentrig.view.diagnosis` leaves this out.
     """
-    shown, values = figures.series(evidence.run, "zero_variance_groups")
+    shown, values = _untaught(evidence)
     last = mean(values[-quarter(values) :]) or 0.0
     never = evidence.never_right
     if shown and last > ZERO_VARIANCE_LIMIT and never and not evidence.none_right:
@@ -149,14 +160,26 @@ def unsolved(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("warn", f"{text}; each was tried in one step only" if len(tried) == len(set(tried)) else text)
 
 
-def _left(evidence: Evidence, latest: Sequence[int]) -> str:
+def classes(evidence: Evidence) -> Iterator[Finding]:
+    """The classes of tasks that were right in no training rollout, though others were."""
+    if found := evidence.classes_never_right:
+        yield Finding("warn", f"In training, {found}")
+
+
+def _untaught(evidence: Evidence) -> tuple[Sequence[int], Sequence[float]]:
+    """Return of each step the share of groups that taught nothing; of an old run, of those with a single reward."""
+    found = figures.series(evidence.run, "untaught_groups")
+    return found if found[0] else figures.series(evidence.run, "zero_variance_groups")
+
+
+def _left(evidence: Evidence, latest: Sequence[int], untaught: float) -> str:
     """Say what the groups with a single reward of the latest steps left to learn from: nothing, if all are wrong."""
     late = [facts for facts in evidence.steps if facts.step in latest]
     right, wrong = total(late, "same_right"), total(late, "same_wrong")
     if not wrong:
         return "little was left to learn from"
     if wrong == total(late, "groups"):
-        return "every answer was wrong, so nothing could be learned"
+        return f"every answer was wrong{', so nothing could be learned' if untaught == 1 else ''}"
     return f"in {wrong} of these groups every answer was wrong, in {right} every answer was right"
 
 
@@ -210,7 +233,8 @@ def constant(evidence: Evidence, steps: Sequence[StepFacts]) -> Finding:
             "endpoint.sampling, or set a seed?"
         )
     else:
-        advice = "Use more rollouts a task, tasks that the model gets right sometimes, or a reward with finer values."
+        advice = f"{evidence.classes_never_right}\n".lstrip()
+        advice += "Use more rollouts a task, tasks that the model gets right sometimes, or a reward with finer values."
     return problem(
         cause,
         text,
@@ -333,8 +357,8 @@ def _collapsed(evidence: Evidence) -> Finding | None:
             "algorithm.clip_high",
             "algorithm.kl_loss_coef",
         ),
-        advice="Lower the learning rate; a higher temperature or clip_high, or a KL loss, keeps answers different."
-        f"\n{better_start(evidence, late)}".rstrip(),
+        advice=f"{evidence.classes_never_right}\nLower the learning rate; a higher temperature or clip_high, or a KL "
+        f"loss, keeps answers different.\n{better_start(evidence, late)}".strip(),
         explains=("zero-variance-groups", "learning-rate-too-small", "weights-unchanged"),
     )
 

@@ -377,6 +377,8 @@ def next_step(evidence: Evidence) -> str:
     if len(values) > 2 and values[-1] == max(values) and len(last) == 2 and rose(*changed(*last)[:2]):
         shares = f"{percent(values[-2])}% at step {steps[-2]}, {percent(values[-1])}% at step {steps[-1]}"
         return f"Validation accuracy was still rising at the end ({shares}): {train_on(evidence)}"
+    if never := evidence.classes_never_right:
+        return f"In training, {never}"
     if more := more_tasks(evidence):
         return more
     if len(values) > 2:
@@ -416,6 +418,8 @@ def more(evidence: Evidence) -> str:
     """Return what to do in a run without a fault and without a significant gain."""
     if room := without_room(evidence):
         return f"{room}."
+    if never := evidence.classes_never_right:
+        return f"In training, {never}"
     if found := more_tasks(evidence):
         return found
     if against := nothing_left(evidence) or no_more(evidence):
