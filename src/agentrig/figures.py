@@ -213,9 +213,9 @@ def gain_words(n: int) -> str:
     return f"With {tasks} a gain is significant from {share_in_points(least, n)}"
 
 
-def points(before: float, after: float) -> str:
-    """Return the difference of two fractions in percentage points, of the figures that `percent` shows: `+14.5`."""
-    return f"{float(percent(after)) - float(percent(before)):+.1f}"
+def points(difference: float) -> str:
+    """Return a difference of two fractions in percentage points: `+14.6`. Ties are those of 12 decimals."""
+    return f"{round(100 * round(difference, 12), 1) + 0.0:+.1f}"  # never -0.0
 
 
 def counted(counts: Mapping[str, int]) -> str:

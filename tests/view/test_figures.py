@@ -188,10 +188,11 @@ def test_a_sign_test_near_the_limit_has_the_digits_that_tell_on_which_side_it_is
     assert any(re.search(r"p = 0\.05\d+: may be chance", text) for text in said)
 
 
-def test_a_gain_is_the_difference_of_the_shown_accuracies() -> None:
+def test_a_gain_is_rounded_once() -> None:
     before, after = 244 / 371, 298 / 371
-    assert f"{100 * (after - before):+.1f}" == "+14.6", "what the fractions alone would give"
-    assert (percent(before), percent(after), points(before, after)) == ("65.8", "80.3", "+14.5")
+    assert (percent(before), percent(after), points(after - before)) == ("65.8", "80.3", "+14.6")
+    assert [points(of) for of in (-32 / 369, -20 / 369, 0.1 + 0.2 - 0.3, -1e-9)] == ["-8.7", "-5.4", "+0.0", "+0.0"]
+    assert points(0.0625) == points(0.8125 - 0.75 + 1e-17) == "+6.2"
 
 
 def test_a_model_that_comes_from_a_run_is_named_by_the_run_and_its_step(tmp_path: Path):
