@@ -227,21 +227,28 @@ def test_calls_that_a_credit_leaves_out_are_counted(tmp_path: Path, others: floa
 
     line = run_steps(session_in(tmp_path), steps=1, credit=best)[0]
     assert line["calls"]["trained"] == 10
-    assert line["calls"]["dropped"]["left-out-by-credit"] == 20
+    alike = line["calls"]["dropped"].get("zero-variance-group", 0)
+    assert line["calls"]["dropped"]["left-out-by-credit" if others is None else "zero-advantage"] == 20 - alike
+    assert alike == (0 if others is None else 8), "only None leaves a call out"
     assert closed(line["call_tokens"])
     assert line["groups_left_out"] == 0, "each group teaches something"
 
 
+@pytest.mark.parametrize("worth", [None, 0.0])
 @pytest.mark.parametrize("group", [0, 1, 2])
-def test_groups_that_a_credit_leaves_out_are_counted_where_their_rewards_differ(tmp_path: Path, group: int) -> None:
+def test_groups_that_a_credit_leaves_out_are_counted_where_their_rewards_differ(
+    tmp_path: Path, group: int, worth: float | None
+) -> None:
     seen: list[int] = []
 
     def others(groups: Sequence[Sequence[Any]]) -> list[list[float | None]]:
         seen.extend(len({r.value for r in rollouts if r.value is not None}) for rollouts in groups)
-        return [[None if n == group else 1.0 for _ in rollouts] for n, rollouts in enumerate(groups)]
+        return [[worth if n == group else 1.0 for _ in rollouts] for n, rollouts in enumerate(groups)]
 
     line = run_steps(session_in(tmp_path), steps=1, credit=others)[0]
     assert line["groups_left_out"] == (seen[group] > 1) / line["groups"], seen
+    reason = "left-out-by-credit" if worth is None else "zero-advantage" if seen[group] > 1 else "zero-variance-group"
+    assert reason in line["calls"]["dropped"]
 
 
 def test_a_credit_can_tell_the_calls_of_a_rollout_apart(tmp_path: Path) -> None:

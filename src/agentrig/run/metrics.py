@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrig.algorithms import Measurement
 from agentrig.figures import mean
-from agentrig.ledger import LEFT_OUT_BY_CREDIT
+from agentrig.ledger import WORTHLESS
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout, mode_name
 from agentrig.text import alike, cut, gist, storable
@@ -45,7 +45,7 @@ def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def groups_left_out(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of groups whose rewards differ and of which the credit left out every call.
+    """Return the share of groups whose rewards differ and of which the credit left out every call, or gave it 0.
 
     Args:
         rollouts: Of a step.
@@ -60,7 +60,7 @@ def groups_left_out(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, An
     for call in calls:
         reasons[of[call["rollout"]]].add(call["reason"])
     left = [
-        len(found) > 1 and LEFT_OUT_BY_CREDIT in reasons[group] and "" not in reasons[group]
+        len(found) > 1 and not reasons[group].isdisjoint(WORTHLESS) and "" not in reasons[group]
         for group, found in values.items()
     ]
     return mean([float(one) for one in left])

@@ -481,7 +481,8 @@ def _judged(
 
     Returns:
         How many tasks are `better` and `worse`, of `n` scored in both, how many are `unpaired`, scored in one only, the
-        `gain` on the `n`, and the two-sided `p` of the exact sign test; or the `reason`, a key of `NOT_COMPARED`, why they are not compared.
+        `gain` on the `n`, and the two-sided `p` of the exact sign test; or the `reason`, a key of
+        `NOT_COMPARED`, why they are not compared.
     """
     found: dict[str, Any] = {"run": reference.name, "reason": None}
     found |= dict.fromkeys(("gain", "better", "worse", "n", "unpaired", "p"))
@@ -550,7 +551,8 @@ def _changes(
 
     Returns:
         Mean, least and greatest `gain`, `better` and `worse` of the runs, and of the tasks that are `paired` and
-        `unpaired`, how many runs are `compared`, and the `p` of all of these together, by `stratified_test`. A start that several of them share counts once, as one run.
+        `unpaired`, how many runs are `compared`, and the `p` of all of these together, by
+        `stratified_test`. A start that several of them share counts once, as one run.
     """
     known = [each for each in against if each]
     keys = {key: key for key in ("gain", "better", "worse", "unpaired")} | {"paired": "n"}
