@@ -111,12 +111,13 @@ def judged(p: float) -> str:
 
 
 def p_text(p: float) -> str:
-    """Return a p value as text, `p = 0.19`; near the limit with as many digits as it takes to differ from it."""
-    digits = 2
+    """Return a p value with two significant digits, `p = 0.19`; near the limit with those that tell it from that."""
+    if p < 0.001:
+        return "p < 0.001"
+    digits = 2 if p >= 0.1 else 3 if p >= 0.01 else 4
     while digits < 6 and round(p, digits) == SIGNIFICANT:
         digits += 1
-    value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
-    return f"p {value}"
+    return f"p = {p:.{digits}f}"
 
 
 EXACT = 1000

@@ -443,10 +443,15 @@ def test_a_significant_test_beside_intervals_that_overlap_is_explained(tmp_path:
     (between,) = found.between
     assert between["p"] < 0.05
     assert between["ci95"]["against"][1] > between["ci95"]["runs"][0]
-    assert PAIRED in found.table().note
+    assert PAIRED.format(" of new against old") in found.table().note
+    begun = [{**line, "before_ci95": (0.2, 0.5), "after_ci95": (0.4, 0.7), "p": 0.01} for line in found.lines]
+    note = attrs.evolve(found, between=[{**between, "p": 0.3}], lines=begun).table().note
+    assert [line for line in note.splitlines() if "overlap" in line] == [
+        PAIRED.format(" of old; new against the start")
+    ]
     wide = {**between, "ci95": {"runs": (0.7, 0.9), "against": (0.1, 0.3)}}
     lines = [{**line, "p": None} for line in found.lines]
-    assert PAIRED not in attrs.evolve(found, between=[wide], lines=lines).table().note
+    assert "intervals overlap" not in attrs.evolve(found, between=[wide], lines=lines).table().note
 
 
 def test_held_out_tasks_that_the_start_was_warmed_up_on_are_told(seeds: list[Path], tmp_path: Path) -> None:

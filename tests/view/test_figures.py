@@ -175,7 +175,10 @@ def test_time_split_adds_up_to_the_wall_time(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("better", "worse", "said"),
-    [(31, 17, "p = 0.06: may be chance"), (9, 2, "p = 0.07: may be chance"), (0, 6, "p = 0.03: significant")],
+    [
+        *((31, 17, "p = 0.059: may be chance"), (9, 2, "p = 0.065: may be chance"), (0, 6, "p = 0.031: significant")),
+        *((5, 2, "p = 0.45: may be chance"), (32, 64, "p = 0.0014: significant"), (0, 11, "p < 0.001: significant")),
+    ],
 )
 def test_the_sign_test_is_rounded(better: int, worse: int, said: str) -> None:
     assert figures.chance(better, worse) == f"sign test {said}"

@@ -217,9 +217,18 @@ class Comparison:
         if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
             tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
             tests += [OWN_GAIN] if len(self.lines) > 1 else []
-        sides = [(found["ci95"]["runs"], found["ci95"]["against"], found["p"]) for found in self.between]
-        sides += [(line["before_ci95"], line["after_ci95"], line["p"]) for line in self.lines]
-        tests += dict.fromkeys(said for each in sides for said in figures.paired(*each))
+        of = [
+            " against ".join(found["label"][side] for side in SIDES)
+            for found in self.between
+            if figures.overlap(found["ci95"]["runs"], found["ci95"]["against"], found["p"])
+        ]
+        moved = [
+            named(line["runs"], ", ")
+            for line in self.lines
+            if figures.overlap(line["before_ci95"], line["after_ci95"], line["p"])
+        ]
+        of += [f"{'; '.join(moved)} against the start"] if moved else []
+        tests += [figures.PAIRED.format(f" of {which}") for which in of]
         sizes = sorted({len(set(line["seeds"])) for line in self.lines})
         tests += [FEW.format(amount(n, "run"), Fraction(2, n + 1)) for n in sizes if 1 < n < FEW_RUNS]
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
