@@ -133,7 +133,8 @@ def compare(
     better than the first after training, and whether that may be chance.
 
     Finished runs that differ only in their seed are one line: mean, least and greatest, and one test of them together,
-    the exact Cochran-Mantel-Haenszel test with each task as a stratum.
+    the exact Cochran-Mantel-Haenszel test with each task as a stratum (two-sided: twice the smaller tail;
+    equal seeds are not paired).
 
     \b
     agentrig compare runs/one runs/other
