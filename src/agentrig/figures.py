@@ -111,12 +111,13 @@ def judged(p: float) -> str:
 
 
 def p_text(p: float) -> str:
-    """Return a p value as text, `p = 0.19`; near the limit with as many digits as it takes to differ from it."""
-    digits = 2
+    """Return a p value with two significant digits, `p = 0.19`; near the limit with those that tell it from that."""
+    if p < 0.001:
+        return "p < 0.001"
+    digits = 2 if p >= 0.1 else 3 if p >= 0.01 else 4
     while digits < 6 and round(p, digits) == SIGNIFICANT:
         digits += 1
-    value = f"= {p:.{digits}f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
-    return f"p {value}"
+    return f"p = {p:.{digits}f}"
 
 
 EXACT = 1000
@@ -213,9 +214,9 @@ def gain_words(n: int) -> str:
     return f"With {tasks} a gain is significant from {share_in_points(least, n)}"
 
 
-def points(before: float, after: float) -> str:
-    """Return the difference of two fractions in percentage points, of the figures that `percent` shows: `+14.5`."""
-    return f"{float(percent(after)) - float(percent(before)):+.1f}"
+def points(difference: float) -> str:
+    """Return a difference of two fractions in percentage points: `+14.6`. Ties are those of 12 decimals."""
+    return f"{round(100 * round(difference, 12), 1) + 0.0:+.1f}"  # never -0.0
 
 
 def counted(counts: Mapping[str, int]) -> str:

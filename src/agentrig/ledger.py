@@ -54,9 +54,9 @@ REASONS: Mapping[str, str] = {
     LEFT_OUT_BY_ADAPTER: "the adapter left it out and does not say why (it has no method `left_out`)",
     ZERO_VARIANCE: "all rollouts of its group got the same reward: the advantage is 0",
     ALONE: "its group has no other rollout to compare with: the advantage is 0",
-    ZERO_ADVANTAGE: "its rollout's reward equals the baseline of its group: the advantage is 0",
+    ZERO_ADVANTAGE: "its advantage is 0, as where its rollout's reward equals the baseline of its group",
     NEGATIVE_SCALE: "its rollout's reward is below the baseline of its group, and `negative_scale` is 0",
-    LEFT_OUT_BY_CREDIT: "the credit leaves it out, or gives it 0",
+    LEFT_OUT_BY_CREDIT: "the credit leaves it out: it gives it no worth",
     NOT_ADMITTED: "the credit does not admit its group, and other tasks were sampled in its place",
     NOT_FINITE: "the gradient was NaN or infinite, and the update was skipped",
     CRITIC_WARMUP: "only the critic was trained in this step",
@@ -65,6 +65,9 @@ REASONS: Mapping[str, str] = {
 
 BY_REWARDS = (ZERO_ADVANTAGE, ZERO_VARIANCE, ALONE, NEGATIVE_SCALE)
 """Of these reasons, the ledger finds the one that the rewards of the group show, and stops the run if there is none."""
+
+WORTHLESS = (LEFT_OUT_BY_CREDIT, ZERO_ADVANTAGE)
+"""The reasons of a call that the credit learns nothing from, whatever the other rewards of its group are."""
 
 SHOWN = 3
 """How many calls a message names for each kind of fault."""
@@ -154,7 +157,7 @@ class Ledger:
 
     Args:
         adapter: The run's adapter, which may say why it leaves a call out.
-        relative: See `CreditSpec.relative`; without it, a call with advantage 0 counts as left out by the credit.
+        relative: See `CreditSpec.relative`; without it, no rewards contradict an advantage of 0.
     """
 
     def __init__(
@@ -294,10 +297,10 @@ class Ledger:
                     faults["a part of a call's response got lost"].append(f"{r} ({tokens} of {r.tokens} tokens)")
             for entry in sorted(told[call], key=lambda e: PLACES.index(e.place)) if tokens == r.tokens else ():
                 reason, wrong = entry.reason, ""
-                if reason in BY_REWARDS and not self._relative:
-                    reason = LEFT_OUT_BY_CREDIT
-                elif reason in BY_REWARDS:
+                whole = all(each.place == "dropped" for each in told[call])  # not some tokens of a trained call
+                if whole and reason in BY_REWARDS:
                     reason, wrong = self._explain(r.value, values[r.group])
+                    wrong = wrong if self._relative else ""
                 rows.append(r.row(entry.place, entry.tokens, reason, entry.advantage))
                 if wrong:
                     what = f"a call was dropped for a reason that its group's rewards contradict, {reason}"

@@ -227,7 +227,9 @@ def test_calls_that_a_credit_leaves_out_are_counted(tmp_path: Path, others: floa
 
     line = run_steps(session_in(tmp_path), steps=1, credit=best)[0]
     assert line["calls"]["trained"] == 10
-    assert line["calls"]["dropped"]["left-out-by-credit"] == 20
+    alike = line["calls"]["dropped"].get("zero-variance-group", 0)
+    assert line["calls"]["dropped"]["left-out-by-credit" if others is None else "zero-advantage"] == 20 - alike
+    assert alike == (0 if others is None else 8), "only None leaves a call out"
     assert closed(line["call_tokens"])
     assert line["untaught_groups"] == line["zero_variance_groups"], "each group with unlike rewards teaches something"
 

@@ -281,7 +281,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     moved = {key: {"mean": of, "least": of, "greatest": of, "unknown": 0} for key, of in shares}
     moved["wall_s"] = {"mean": 60.0, "least": 59.7, "greatest": 60.4, "unknown": 0}
     cells = attrs.evolve(found, lines=[{**pooled, **moved}]).table().rows[0]
-    assert (cells[1].split("\n")[0], cells[2].split("\n")[0]) == ("8.1 → 38.2", "+30.1 points")
+    assert (cells[1].split("\n")[0], cells[2].split("\n")[0]) == ("8.1 → 38.2", "+30.2 points")
     assert "\n1 min 0 s on cpu" in cells[3], "a range whose ends read the same is none"
     each = compare([*seeds, other], each=True)
     assert [line["runs"] for line in each.lines] == [["run-0"], ["run-1"], ["run-2"], ["other"]]
@@ -443,10 +443,15 @@ def test_a_significant_test_beside_intervals_that_overlap_is_explained(tmp_path:
     (between,) = found.between
     assert between["p"] < 0.05
     assert between["ci95"]["against"][1] > between["ci95"]["runs"][0]
-    assert PAIRED in found.table().note
+    assert PAIRED.format(" of new against old") in found.table().note
+    begun = [{**line, "before_ci95": (0.2, 0.5), "after_ci95": (0.4, 0.7), "p": 0.01} for line in found.lines]
+    note = attrs.evolve(found, between=[{**between, "p": 0.3}], lines=begun).table().note
+    assert [line for line in note.splitlines() if "overlap" in line] == [
+        PAIRED.format(" of old; new against the start")
+    ]
     wide = {**between, "ci95": {"runs": (0.7, 0.9), "against": (0.1, 0.3)}}
     lines = [{**line, "p": None} for line in found.lines]
-    assert PAIRED not in attrs.evolve(found, between=[wide], lines=lines).table().note
+    assert "intervals overlap" not in attrs.evolve(found, between=[wide], lines=lines).table().note
 
 
 def test_held_out_tasks_that_the_start_was_warmed_up_on_are_told(seeds: list[Path], tmp_path: Path) -> None:
@@ -470,6 +475,24 @@ def test_a_task_counts_with_the_runs_that_measured_it(seeds: list[Path], tmp_pat
     (found,) = compare([seeds[0], part, other]).between
     assert (len(ends[1]), found["n"]) == (25, 40)
     assert found["p"] == pytest.approx(stratified_p([answers(other, -1)], ends))
+
+
+def test_a_gain_is_that_of_the_tasks_measured_at_both_ends(seeds: list[Path], tmp_path: Path) -> None:
+    part = shutil.copytree(seeds[2], tmp_path / "part")
+    first, last = sorted((part / "rollouts").glob("report-*.parquet"))
+    pq.write_table(pq.read_table(first).slice(0, 25), first)
+    pq.write_table(pq.read_table(last).slice(5), last)
+    before, after = answers(part, 0), answers(part, -1)
+    both = [*before.keys() & after.keys()]
+    gain = f"{100 * (sum(map(after.get, both)) - sum(map(before.get, both))) / 20:+.1f} points"
+    told = f"{gain}, of 20 tasks measured at both ends"
+    found = compare([part])
+    assert (len(both), found.rows[0]["against_start"]["unpaired"]) == (20, 20)
+    assert found.table().rows[0][2].startswith(f"{told}\n")
+    assert told in render([read_run(part)])
+    assert told in next(run_ending(part)).columns[3]._cells
+    assert f"{gain}: of 20 held-out tasks" in CliRunner().invoke(main, ["report", str(part)]).output
+    assert "both ends" not in compare([seeds[2]]).text()
 
 
 def test_runs_with_other_tasks_or_no_end_are_not_tested_against_each_other(seeds: list[Path], tmp_path: Path) -> None:

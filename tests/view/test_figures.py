@@ -175,7 +175,10 @@ def test_time_split_adds_up_to_the_wall_time(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("better", "worse", "said"),
-    [(31, 17, "p = 0.06: may be chance"), (9, 2, "p = 0.07: may be chance"), (0, 6, "p = 0.03: significant")],
+    [
+        *((31, 17, "p = 0.059: may be chance"), (9, 2, "p = 0.065: may be chance"), (0, 6, "p = 0.031: significant")),
+        *((5, 2, "p = 0.45: may be chance"), (32, 64, "p = 0.0014: significant"), (0, 11, "p < 0.001: significant")),
+    ],
 )
 def test_the_sign_test_is_rounded(better: int, worse: int, said: str) -> None:
     assert figures.chance(better, worse) == f"sign test {said}"
@@ -188,10 +191,11 @@ def test_a_sign_test_near_the_limit_has_the_digits_that_tell_on_which_side_it_is
     assert any(re.search(r"p = 0\.05\d+: may be chance", text) for text in said)
 
 
-def test_a_gain_is_the_difference_of_the_shown_accuracies() -> None:
+def test_a_gain_is_rounded_once() -> None:
     before, after = 244 / 371, 298 / 371
-    assert f"{100 * (after - before):+.1f}" == "+14.6", "what the fractions alone would give"
-    assert (percent(before), percent(after), points(before, after)) == ("65.8", "80.3", "+14.5")
+    assert (percent(before), percent(after), points(after - before)) == ("65.8", "80.3", "+14.6")
+    assert [points(of) for of in (-32 / 369, -20 / 369, 0.1 + 0.2 - 0.3, -1e-9)] == ["-8.7", "-5.4", "+0.0", "+0.0"]
+    assert points(0.0625) == points(0.8125 - 0.75 + 1e-17) == "+6.2"
 
 
 def test_a_model_that_comes_from_a_run_is_named_by_the_run_and_its_step(tmp_path: Path):

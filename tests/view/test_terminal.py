@@ -249,7 +249,7 @@ def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
     accuracy = json.loads((run / "summary.json").read_text())["accuracy"]
     assert lines[0].split() == ["40", "held-out", "tasks", "before", "after"]
     before, after = accuracy["before"], accuracy["after"]
-    points = f"{round(100 * after, 1) - round(100 * before, 1):+.1f}"  # of the figures that are beside it
+    points = f"{100 * (after - before):+.1f}"
     assert lines[1].split() == ["accuracy", f"{100 * before:.1f}%", f"{100 * after:.1f}%", points, "points"]
     assert lines[2].split()[:2] == ["95%", "interval"]
     (tested,) = [line for line in lines if line.startswith("Of 40 held-out tasks")]

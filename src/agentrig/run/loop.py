@@ -33,7 +33,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped, memory_named
 from agentrig.hardware import Hardware
 from agentrig.learners import Copying, Learner, TrainSample
-from agentrig.ledger import LEFT_OUT_BY_CREDIT, NOT_ADMITTED, Call, Entry
+from agentrig.ledger import LEFT_OUT_BY_CREDIT, NOT_ADMITTED, ZERO_ADVANTAGE, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.demonstrated import Demonstrated
@@ -275,7 +275,7 @@ class Loop:
             if tokens:
                 yield Entry(call, "trained", tokens, advantage=sample.advantage)
                 if tokens < len(sample.response_ids) and 0 in sample.advantages:  # tokens that are worth nothing
-                    yield Entry(call, "dropped", sample.advantages.count(0), LEFT_OUT_BY_CREDIT, sample.advantage)
+                    yield Entry(call, "dropped", sample.advantages.count(0), ZERO_ADVANTAGE, sample.advantage)
             elif reason:
                 yield Entry(call, "dropped", len(sample.response_ids), reason, sample.advantage)
 

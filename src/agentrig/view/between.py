@@ -129,7 +129,7 @@ def verdict(found: Mapping[str, Any]) -> str:
             f"{label['runs']} and {label['against']} have the same {amount(found['n'], 'held-out task')} right and "
             f"wrong: there is no difference to test.{fell}"
         )
-    gap = points(found["accuracy"]["against"], found["accuracy"]["runs"])
+    gap = points(found["difference"])
     level = "above" if gap.startswith("+") else "below"
     moved = f"{gap[1:]} points {level}" if float(gap) else "as accurate as"
     verb = "are" if len(found["runs"]) > 1 and ", " in label["runs"] else "is"
@@ -159,7 +159,7 @@ def verdict(found: Mapping[str, Any]) -> str:
 def told(found: Mapping[str, Any]) -> str:
     """Write the figures of a difference between two lines."""
     shares = " against ".join(f"{percent(found['accuracy'][side])}%" for side in SIDES)
-    gap = f"{shares}: {points(found['accuracy']['against'], found['accuracy']['runs'])} points"
+    gap = f"{shares}: {points(found['difference'])} points"
     if found["better"] is None:
         text = f"mean accuracy {gap} (exact test {p_text(found['p'])})"
         ranges = " against ".join(f"{percent(low)}–{percent(high)}%" for low, high in map(found["range"].get, SIDES))

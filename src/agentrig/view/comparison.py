@@ -46,7 +46,7 @@ from agentrig.view.between import (
     told,
     verdict,
 )
-from agentrig.view.causes.evidence import changed, measured_of
+from agentrig.view.causes.evidence import both_ends, changed, gain_of, measured_of, unpaired
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
 from agentrig.view.related import CHECKS, ancestors_of, named, seed_of, start_of, without_seed
@@ -217,9 +217,18 @@ class Comparison:
         if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
             tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
             tests += [OWN_GAIN] if len(self.lines) > 1 else []
-        sides = [(found["ci95"]["runs"], found["ci95"]["against"], found["p"]) for found in self.between]
-        sides += [(line["before_ci95"], line["after_ci95"], line["p"]) for line in self.lines]
-        tests += dict.fromkeys(said for each in sides for said in figures.paired(*each))
+        of = [
+            " against ".join(found["label"][side] for side in SIDES)
+            for found in self.between
+            if figures.overlap(found["ci95"]["runs"], found["ci95"]["against"], found["p"])
+        ]
+        moved = [
+            named(line["runs"], ", ")
+            for line in self.lines
+            if figures.overlap(line["before_ci95"], line["after_ci95"], line["p"])
+        ]
+        of += [f"{'; '.join(moved)} against the start"] if moved else []
+        tests += [figures.PAIRED.format(f" of {which}") for which in of]
         sizes = sorted({len(set(line["seeds"])) for line in self.lines})
         tests += [FEW.format(amount(n, "run"), Fraction(2, n + 1)) for n in sizes if 1 < n < FEW_RUNS]
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
@@ -481,11 +490,12 @@ def _judged(
     """Return how a run's held-out answers after training differ from those that another run, or it, began with.
 
     Returns:
-        How many tasks are `better` and `worse`, of `n` scored in both, and the two-sided `p` of the exact sign test;
-        or the `reason`, a key of `NOT_COMPARED`, why they are not compared.
+        How many tasks are `better` and `worse`, of `n` scored in both, how many are `unpaired`, scored in one only, the
+        `gain` on the `n`, and the two-sided `p` of the exact sign test; or the `reason`, a key of
+        `NOT_COMPARED`, why they are not compared.
     """
     found: dict[str, Any] = {"run": reference.name, "reason": None}
-    found |= dict.fromkeys(("gain", "better", "worse", "n", "p"))
+    found |= dict.fromkeys(("gain", "better", "worse", "n", "unpaired", "p"))
     if reason := _reason(run, reference, known):
         return found | {"reason": reason}
     begun, ended = reference.of_mode("report")[:1], run.of_mode("report")[1:][-1:]
@@ -493,11 +503,12 @@ def _judged(
     if run is not reference:
         whose = f"not compared with the common start, because of {reference.name}: "
         missing += [f"{whose}{text}" for file in begun for text in file.damage]
-    better, worse, _, n = changed(*sides) if len(sides) == 2 else (0, 0, 0, 0)
-    if not n:
+    gain = gain_of(*sides) if len(sides) == 2 else None
+    if gain is None:
         return found | {"reason": "unreadable"}
-    p = sign_test(better, worse)
-    return found | {"gain": (better - worse) / n, "better": better, "worse": worse, "n": n, "p": p}
+    better, worse, _, n = changed(*sides)
+    tested = {"better": better, "worse": worse, "n": n, "unpaired": unpaired(*sides), "p": sign_test(better, worse)}
+    return found | {"gain": gain, **tested}
 
 
 def _of(values: Iterable[float | None]) -> dict[str, Any] | None:
@@ -549,11 +560,13 @@ def _changes(
     """Return how the runs of a line changed from their starts, from what `_judged` returned of each, if anything.
 
     Returns:
-        Mean, least and greatest `gain`, `better` and `worse` of the runs, how many are `compared`, and the `p` of all
-        of these together, by `stratified_test`. A start that several of them share counts once, as one run.
+        Mean, least and greatest `gain`, `better` and `worse` of the runs, and of the tasks that are `paired` and
+        `unpaired`, how many runs are `compared`, and the `p` of all of these together, by
+        `stratified_test`. A start that several of them share counts once, as one run.
     """
     known = [each for each in against if each]
-    found: dict[str, Any] = {key: _of(each[key] for each in known) for key in ("gain", "better", "worse")}
+    keys = {key: key for key in ("gain", "better", "worse", "unpaired")} | {"paired": "n"}
+    found: dict[str, Any] = {key: _of(each[of] for each in known) for key, of in keys.items()}
     tested = [
         (run, start, each["p"])
         for run, start, each in zip(pool, starts, against, strict=True)
@@ -659,7 +672,7 @@ def _accuracy(line: Mapping[str, Any]) -> str:
 
 def _against(line: Mapping[str, Any], start: str, *, common: bool) -> str:
     """Tell a line's change against the common start, or why there is none and the change against its own start."""
-    told = [] if line["gain"] is None else _changed(line, line)
+    told = [] if line["gain"] is None else _changed(line)
     for reason, n in Counter(filter(None, line["reasons"])).items():
         some = f"{n} of {len(line['runs'])} runs: " if n < len(line["runs"]) else ""
         told.append(f"{some}{NOT_COMPARED[reason].format(start=start)}")
@@ -667,11 +680,11 @@ def _against(line: Mapping[str, Any], start: str, *, common: bool) -> str:
     if not (line["after"] or "finished" in line["status"] or unmeasured in line["reasons"]):
         told.append(NOT_COMPARED[unmeasured])
     if line["own_start"]:
-        told += [*(["against its own start:"] if common else []), *_changed(line, line["own_start"])]
+        told += [*(["against its own start:"] if common else []), *_changed(line["own_start"])]
     return "\n".join(told)
 
 
-def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
+def _changed(against: Mapping[str, Any]) -> list[str]:
     if against["compared"] == 1:
         tested = figures.chance(int(against["better"]["mean"]), int(against["worse"]["mean"]))
     else:
@@ -680,9 +693,8 @@ def _changed(line: Mapping[str, Any], against: Mapping[str, Any]) -> list[str]:
         tested = tested.replace("significant", f"a significant {'gain' if against['gain']['mean'] > 0 else 'loss'}")
     compared = {key: {**against[key], "unknown": 0} for key in ("gain", "better", "worse")}  # the reasons are told
     split = ", ".join(f"{_spread(compared[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
-    begun = line["before"]["mean"] if line["before"] else 0.0
-    gained = _spread(compared["gain"], lambda gain: points(begun, round(begun + gain, 12)))  # no 0.06250…1
-    return [f"{gained} points", split, tested]
+    over = both_ends(against["paired"]["mean"], against["unpaired"]["greatest"])
+    return [f"{_spread(compared['gain'], points)} points{over}", split, tested]
 
 
 def _spent(line: Mapping[str, Any]) -> str:

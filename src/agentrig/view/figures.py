@@ -111,17 +111,17 @@ def held_out_labels(known: int, tasks: int, *, of: str = "held-out task") -> str
 
 
 PAIRED = (
-    "The 95% intervals overlap although the test is significant: the test compares task by task, and the intervals "
+    "The 95% intervals overlap although the test{} is significant: the test compares task by task, and the intervals "
     "do not."
 )
-"""What is said where two sides have such intervals."""
+"""What is said where two sides have such intervals, with which test it is where there are several."""
 
 
-def paired(one: Sequence[float] | None, other: Sequence[float] | None, p: float | None) -> list[str]:
-    """Return `PAIRED` if two intervals overlap and the test of the two sides is significant; else nothing."""
+def overlap(one: Sequence[float] | None, other: Sequence[float] | None, p: float | None) -> bool:
+    """Whether two intervals overlap although the test of the two sides is significant, see `PAIRED`."""
     if not one or not other or p is None or p > SIGNIFICANT:
-        return []
-    return [PAIRED] if one[0] <= other[1] and other[0] <= one[1] else []
+        return False
+    return one[0] <= other[1] and other[0] <= one[1]
 
 
 def window(run: RunData, steps: int) -> int:

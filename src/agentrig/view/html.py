@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 import attrs
 
-from agentrig.figures import count, duration, figure, percent, points
+from agentrig.figures import count, duration, figure, percent
 from agentrig.ledger import REASONS
 from agentrig.text import printable
 from agentrig.view.svg import key, points_of, svg
@@ -42,7 +42,6 @@ def templates(*packages: str) -> Environment:
         seconds=duration,
         percent=percent,
         figure=figure,
-        gained=points,
         svg=svg,
         key=key,
         points=points_of,

@@ -133,6 +133,8 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
         "split": f"held-out split {stated}" if stated else "held-out split",
         "missing": [],
         "chance": chance,
+        "gain": evidence.gain,
+        "gain_text": evidence.gain_text,
         "graded": "".join(f.text for f in mean_reward(evidence) if evidence.where.startswith("held-out")),
         "significant": bool(chance) and p <= SIGNIFICANT,
         "remarks": tables.remarks(evidence, held_out),

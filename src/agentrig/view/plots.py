@@ -30,9 +30,9 @@ METRICS: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("response tokens", ("response_tokens",), "Mean of a trained call."),
     ("prompt tokens", ("prompt_tokens",), "Mean of a trained call."),
     (
-        "trained calls a rollout",
+        "calls kept by the adapter per rollout",
         ("transitions_per_rollout",),
-        "Calls that the adapter keeps for training, of each rollout.",
+        "Also of rollouts that teach nothing.",
     ),
     (
         "entropy, nats",

@@ -26,7 +26,7 @@ FILES: Mapping[str, Sequence[str]] = {
     "accuracy": ["accuracy"],
     "reward": ["reward"],
     "time": ["time"],
-    "lengths": ["prompt tokens", "response tokens", "trained calls a rollout"],
+    "lengths": ["prompt tokens", "response tokens", "calls kept by the adapter per rollout"],
 }
 """File stem to the plots that it has, one above the other."""
 

@@ -43,7 +43,7 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
             ", ".join(names).replace("(no node)", "all calls" if len(names) == 1 else "others") if names else NOTHING
         ),
     ),
-    "transitions_per_rollout": ("Trained calls a rollout", lambda found: _arrow(found, 2)),
+    "transitions_per_rollout": ("Calls kept by the adapter per rollout", lambda found: _arrow(found, 2)),
     "prompt_tokens": ("Prompt tokens a call", lambda found: _arrow(found, 1)),
     "response_tokens": ("Response tokens a call", lambda found: _arrow(found, 1)),
     "gpus": ("GPUs", lambda n: "0 (cpu)" if n == 0 else _shown(n)),
@@ -56,7 +56,7 @@ CELLS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 NOTE = (
     "Accuracy is the percentage of correct answers among the held-out tasks that were scored; the mean reward is over "
     "the same tasks. Arrows go from the mean of a run's first steps to the mean of its last steps; prompt and response "
-    "tokens are those of trained calls, which are those that the adapter keeps."
+    "tokens are those of the calls that the adapter keeps."
 )
 
 OF_CLASSES = (

@@ -154,7 +154,8 @@ def remarks(evidence: Evidence, held_out: Mapping[str, Any]) -> list[str]:
     """
     accuracy, (better, worse, _, _) = figures.held_out(evidence.run)["accuracy"], evidence.changed
     p = sign_test(better, worse) if evidence.where.startswith("held-out") else None
-    said = figures.paired(accuracy["before_ci95"], accuracy["after_ci95"], p)
+    overlap = figures.overlap(accuracy["before_ci95"], accuracy["after_ci95"], p)
+    said = [figures.PAIRED.format("")] if overlap else []
     if held_out and p is not None and p <= SIGNIFICANT and better > worse:
         said += gain_alone(held_out)
     return [*said, *filter(None, [figures.held_out_labels(*figures.labels(evidence.run.manifest, "report"))])]

@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.figures import NOTHING, counted, duration, figure, percent, plain, points
+from agentrig.figures import NOTHING, counted, duration, figure, percent, plain
 from agentrig.plan import resume_command, script_of
 from agentrig.prompting import PROMPTS_FILE
 from agentrig.rollouts import Rollout
@@ -171,7 +171,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         how = figures.sampling(run.config, "val_temperature")
         table = _ends(", ".join(filter(None, [amount(accuracy["n"], "held-out task"), how])))
         table.add_column()
-        gain = "" if before is None or after is None else f"{points(before, after)} points"
+        gain = Evidence.of_ends(run).gain_text
         table.add_row(
             "accuracy", *(NOTHING if share is None else f"{percent(share)}%" for share in (before, after)), gain
         )

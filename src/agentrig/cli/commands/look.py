@@ -89,9 +89,9 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
         print_json({"report": str(page), **row}, indent=2, default=str)
         return
     click.echo(text_of(results([row], SHOWN)))
-    before, after = row["accuracy"]["before"], row["accuracy"]["after"]
-    gain = "" if None in (before, after) else f"{points(before, after)} points: "
-    for found in changes(Evidence.of(read_run(runs[0]))):
+    evidence = Evidence.of(read_run(runs[0]))
+    gain = "" if evidence.gain is None else f"{points(evidence.gain)} points: "
+    for found in changes(evidence):
         click.echo(printable(f"{gain}{found.text}"))
     click.echo(f"report: {page}")
 
@@ -133,7 +133,8 @@ def compare(
     better than the first after training, and whether that may be chance.
 
     Finished runs that differ only in their seed are one line: mean, least and greatest, and one test of them together,
-    the exact Cochran-Mantel-Haenszel test with each task as a stratum.
+    the exact Cochran-Mantel-Haenszel test with each task as a stratum (two-sided: twice the smaller tail;
+    equal seeds are not paired).
 
     \b
     agentrig compare runs/one runs/other

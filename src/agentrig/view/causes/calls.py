@@ -9,10 +9,10 @@ from agentrig.ledger import (
     ABORTED_CALL,
     CALL_ERROR,
     LEFT_OUT_BY_ADAPTER,
-    LEFT_OUT_BY_CREDIT,
     NO_TOKEN_IDS,
     OTHER_SERVER,
     UNMATCHED_NODE,
+    WORTHLESS,
 )
 from agentrig.run.guards import OVERLONG
 from agentrig.text import amount
@@ -258,7 +258,7 @@ def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Find
 def _worthless(evidence: Evidence, sums: Mapping[str, int]) -> Iterator[Finding]:
     """Name a credit that learns nothing from most groups whose rewards differ, in a run that did not get better."""
     unlike, trained = evidence.total("groups") - evidence.total("same"), sums.get("trained", 0)
-    left = sums.get(f"dropped: {LEFT_OUT_BY_CREDIT}", 0)
+    left = sum(sums.get(f"dropped: {reason}", 0) for reason in WORTHLESS)
     if not left or at_least(max(0, unlike - trained), unlike) <= HALF or gained(evidence):
         return
     yield problem(
@@ -266,12 +266,13 @@ def _worthless(evidence: Evidence, sums: Mapping[str, int]) -> Iterator[Finding]
         f"the credit gave {count(trained)} of {count(left + trained)} calls a worth, so it learned from at most "
         f"{count(trained)} of the {count(unlike)} groups whose rewards differ",
         seen=(left, left + trained, "calls"),
-        since=_first(evidence, LEFT_OUT_BY_CREDIT),
+        since=_first(evidence, *WORTHLESS),
         settings=("credit.use",),
         advice="Look at the credit: agentrig watch says of each call whether it was trained.",
         explains=("learning-rate-too-small", "weights-unchanged"),
     )
 
 
-def _first(evidence: Evidence, reason: str) -> int | None:
-    return next((int(s["step"]) for s in evidence.run.steps if dig(s, "calls", "dropped", reason)), None)
+def _first(evidence: Evidence, *reasons: str) -> int | None:
+    of = ((int(s["step"]), dig(s, "calls", "dropped", reason)) for s in evidence.run.steps for reason in reasons)
+    return next((step for step, dropped in of if dropped), None)

@@ -15,11 +15,11 @@ from typing import Any
 import attrs
 
 from agentrig.correctness import CORRECT_TOLD, as_much
-from agentrig.figures import number
+from agentrig.figures import number, points
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import never_right
-from agentrig.text import alike
+from agentrig.text import alike, amount
 from agentrig.view.reading import (
     SLICES,
     RolloutFile,
@@ -346,6 +346,18 @@ class Evidence:
         """Of the tasks measured at both ends: how many got right, wrong, another answer; and how many there are."""
         return changed(*self.ends) if self.ends else (0, 0, 0, 0)
 
+    @cached_property
+    def gain(self) -> float | None:
+        """The change of the held-out accuracy, see `gain_of`; None if both ends are not known."""
+        return gain_of(*self.ends) if self.ends and self.where.startswith("held-out") else None
+
+    @property
+    def gain_text(self) -> str:
+        """The gain in words: `-6.3 points, of 366 tasks measured at both ends`; '' if it is not known."""
+        if self.gain is None or self.ends is None:
+            return ""
+        return f"{points(self.gain)} points{both_ends(self.changed[3], unpaired(*self.ends))}"
+
 
 def changed(first: Measured, last: Measured) -> tuple[int, int, int, int]:
     """Of the tasks in two measurements: how many got right, wrong, another answer; and how many there are."""
@@ -353,6 +365,22 @@ def changed(first: Measured, last: Measured) -> tuple[int, int, int, int]:
     better = sum(b[1] and not a[1] for a, b in both)
     worse = sum(a[1] and not b[1] for a, b in both)
     return better, worse, sum(a[2] != b[2] for a, b in both), len(both)
+
+
+def gain_of(first: Measured, last: Measured) -> float | None:
+    """Return the change of the accuracy on the tasks in both measurements; None if there are none."""
+    better, worse, _, n = changed(first, last)
+    return (better - worse) / n if n else None
+
+
+def unpaired(first: Measured, last: Measured) -> int:
+    """Return how many tasks are in one measurement only: they count in its accuracy, and not in the gain."""
+    return len(first.keys() ^ last.keys())
+
+
+def both_ends(n: float, others: float) -> str:
+    """Return on how many tasks a gain is, where `others` were measured at one end only; else ''."""
+    return f", of {amount(round(n), 'task')} measured at both ends" if others else ""
 
 
 def total(steps: Iterable[StepFacts], key: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agentrig.figures import count, figure, mean, number
-from agentrig.ledger import LEFT_OUT_BY_CREDIT
+from agentrig.ledger import WORTHLESS
 from agentrig.run.verdict import EASY
 from agentrig.text import amount
 from agentrig.view import figures
@@ -103,7 +103,8 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
 
     The entropy is that of the trained calls. Where the credit left out others, it does not tell how alike all were.
     """
-    left_out = figures.totals(evidence.run, "calls", "dropped").get(LEFT_OUT_BY_CREDIT, 0)
+    dropped = figures.totals(evidence.run, "calls", "dropped")
+    left_out = sum(dropped.get(reason, 0) for reason in WORTHLESS)
     if left_out > LEFT_OUT * (left_out + figures.totals(evidence.run, "calls").get("trained", 0)):
         return
     steps, entropy = entropies(evidence)
