@@ -228,8 +228,8 @@ def gold_of(task: Task, key: str = "") -> str:
         wanted = f'no "{key}"' if key else "no gold to demonstrate"
         raise ConfigError(
             f"task {task.id} has {wanted}: its private part has {has}.\n  Name the key of the right answer: "
-            "--gold KEY. Or let the task set or the agent say what is right: demonstrate(task, call) "
-            "(docs/how-to/laptop.md)"
+            "--gold KEY. For an answer made of several keys, let the agent or the task set say it: "
+            "AgentSpec(demonstrate=...), or a method demonstrate(task, call) (docs/how-to/laptop.md)"
         )
     value = task.private[found]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

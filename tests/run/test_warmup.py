@@ -648,6 +648,26 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
     assert (told in done.output, "a higher --until, such as 0.44" in done.output) == (guesses, share > 0)
 
 
+def test_an_answer_of_several_keys_is_told_before_anything_starts_and_by_validate(tmp_path: Path) -> None:
+    file = tmp_path / "several.py"
+    text = Path(FILE).read_text().replace("def demonstrate(self", "def unused(self")
+    text = text.replace('{"gold": COLORS[i % 4]}', '{"color": COLORS[i % 4], "shade": i}')
+    file.write_text(text.replace('outcome.answer == task.private["gold"]', 'task.private["color"] in outcome.answer'))
+    words = ["warmup", "colors", "--plugin", str(file), "--labels", "4", "--out", str(tmp_path / "m")]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    why = "task train-0 has no gold to demonstrate: its private part has color, shade."
+    assert why in result.stderr
+    assert "AgentSpec(demonstrate=...)" in result.stderr
+    only = ["--limit", "2", "--only", "recipe.loads", "--only", "play.parts", "--only", "reward.gold"]
+    last = CliRunner().invoke(main, ["validate", str(file), *only]).stdout.splitlines()[-1]
+    assert last.startswith(f"all others passed, 1 skipped; next: say what a right answer is. {why} Name one key: ")
+    assert "write AgentSpec(demonstrate=...)" in last
+    assert "agentrig warmup colors" not in last
+    last = CliRunner().invoke(main, ["validate", str(file), *only[:6], "--gold", "color"]).stdout.splitlines()[-1]
+    assert f"next: agentrig warmup colors --plugin {file} --gold color --until " in last
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [("--model=nope", "--model nope: there is no such directory"), ("algorithm.model=/x", "leave algorithm.model out")],

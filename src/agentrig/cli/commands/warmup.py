@@ -310,6 +310,7 @@ def _make(
     run.check_context(settings, wanted.context)
     with reading("the tasks"):
         labels = run.choose_labels(plan, n, seed=wanted.seed)
+        plan.demonstrator(labels.tasks, gold=gold)  # before anything takes long
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     note = f", {labels.note}" if labels.note else ""
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}{note}")
