@@ -24,7 +24,7 @@ from rollouts import rollout
 
 from agentrig import Span, Task, Trace
 from agentrig.algorithms import Measurement
-from agentrig.cli.commands.warmup import far_past, next_step, why_ended
+from agentrig.cli.commands.warmup import _again, far_past, next_step, warmup, why_ended
 from agentrig.cli.entry import main
 from agentrig.cli.progress import Progress, progress
 from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_of
@@ -127,6 +127,8 @@ def test_labels_are_training_tasks_and_never_held_out_ones(colors: Callable[...,
     some = choose_labels(colors(), None, seed=0)
     assert (len(some.tasks), len(some.measured), some.fresh) == (6, 6, True)
     assert some.note.startswith("half of its 12 tasks")
+    assert some.more == 0, "no tasks would be left to try the model on"
+    assert choose_labels(colors("tasks.train=40"), 8, seed=0).more == 24
     with pytest.raises(ConfigError, match="--labels 13: the split train has 12 tasks"):
         choose_labels(colors(), 13, seed=0)
     with pytest.raises(ConfigError, match=r"3 of 12 labelled tasks occur in the split test \(report\) too.*train-9"):
@@ -240,6 +242,8 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
     good = {"verdict": attrs.asdict(verdict(measured([0.0, 1.0])))}
     steps = next_step(good, "colors")
     assert steps == next_step({}, "colors")
+    better = next_step(good, "colors", "agentrig warmup colors --labels 192")
+    assert better == "next: agentrig warmup colors --labels 192\nor train this one: agentrig train colors"
     assert steps.split("agentrig ") == ["next: ", "dev colors\n      ", "forecast colors\n      ", "train colors"]
     found = verdict(measured([], failed=2))
     assert found.kind == "failing"
@@ -248,6 +252,13 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
     check_unsolved(measured([0.0, 1.0]), "mini")
     with pytest.raises(ConfigError, match="mini already solves these tasks: 100"):
         check_unsolved(measured([1.0, 1.0]), "mini")
+
+
+def test_the_command_for_more_labels_has_the_options_that_were_typed() -> None:
+    words = ["colors", "--until", "0.25", "--minutes", "2", "--labels", "10", "--out", "m"]
+    with warmup.make_context("warmup", words):
+        again = _again("colors", 30, Path("m"))
+    assert again == "agentrig warmup colors --minutes 2 --until 0.25 --labels 30 --out m-30"
 
 
 def test_the_cure_of_groups_that_do_not_differ_depends_on_why() -> None:
@@ -323,7 +334,7 @@ def test_a_model_that_repeats_its_demonstrations_is_told_apart() -> None:
     assert found.kind == "hopeless"
     said = "The model repeats its demonstrations: 75% of 40 demonstrated tasks are right, and 0% of the answers"
     assert said in found.message
-    assert "more passes or more steps of training do not help" in found.message
+    assert "more passes or optimizer steps of the warm-up do not help" in found.message
     assert "passes (--passes)" not in found.message
     found = verdict(measured([1.0] * 3 + [0.0] * 37), known=known)
     assert found.kind == "good"

@@ -103,6 +103,8 @@ class Labels:
         measured: Training tasks that the model is tried on: others where there are any.
         split: The split that all are from.
         fresh: Whether none of `measured` is demonstrated.
+        more: A number of labels to try if these are too few: three times as many, or those that leave enough tasks to
+            try the model on; 0 if that is hardly more.
         note: Why fewer are demonstrated than by default; empty if that is not so.
     """
 
@@ -110,6 +112,7 @@ class Labels:
     measured: Sequence[Task]
     split: str
     fresh: bool
+    more: int = 0
     note: str = ""
 
 
@@ -186,7 +189,15 @@ def choose_labels(plan: Plan, n: int | None, *, seed: int) -> Labels:
                 f"  Take them out of {split} or of {name}, or name another split: run.{role}=SPLIT"
             )
     others = [tasks[i] for i in places[len(chosen) : len(chosen) + MEASURED]]
-    return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others), note=note)
+    more = min(3 * len(labels), len(tasks) - JUDGED)
+    return Labels(
+        tasks=labels,
+        measured=others or labels[:MEASURED],
+        split=split,
+        fresh=bool(others),
+        more=more if more >= 1.5 * len(labels) else 0,
+        note=note,
+    )
 
 
 def check_context(settings: Any, context: int) -> None:
@@ -541,6 +552,12 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
         )
 
 
+def only_repeats(measured: Evaluation, known: Evaluation | None) -> bool:
+    """Return whether a model repeats its demonstrations; see `verdict` for the measurements."""
+    rate = known.accuracy or 0.0 if known is not None else 0.0
+    return rate >= REPEATS * max(0.05, measured.accuracy or 0.0)
+
+
 def verdict(
     measured: Evaluation,
     group: int = 8,
@@ -566,11 +583,11 @@ def verdict(
     less = "Give fewer passes (--passes), or raise the temperature (algorithm.temperature)."
     if (measured.accuracy or 0.0) > SOONER and (until is None or until > SOONER):
         less = f"Give fewer passes (--passes), or end sooner: --until {SOONER}."
-    if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
+    if known is not None and only_repeats(measured, known):
         repeats = (
             f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
             f"and {measured.accuracy or 0.0:.0%} of the answers to others. Give more labels (--labels), or "
-            "demonstrations that vary more; more passes or more steps of training do not help."
+            "demonstrations that vary more; more passes or optimizer steps of the warm-up do not help."
         )
     groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in measured.rollouts:

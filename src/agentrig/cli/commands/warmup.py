@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,17 +179,38 @@ def warmup(
             plan, wanted, 0 if all_labels else labels, directory=directory, gold=gold, repeats=repeats,
             until=until, measured=measure,
         )  # fmt: skip
+    again = _again(given, done["more_labels"], directory) if done.get("more_labels") else ""
     if done["ready"]:
-        click.echo(next_step(done, f"{given} algorithm.model={directory}"))
+        click.echo(next_step(done, f"{given} algorithm.model={directory}", again))
+    elif again:
+        click.echo(f"next: {again}")
     if as_json:
         print_json(done, indent=2)
     if not done["ready"]:
         raise SystemExit(1)
 
 
-def next_step(done: Mapping[str, Any], given: str) -> str:
-    """Return the last lines: the commands that look at the model and train it, or that it has little left to gain."""
+def _again(given: str, labels: int, directory: Path) -> str:
+    """Return the command that makes another model of more labels, with the options that were typed."""
+    context, typed = click.get_current_context(), list[str]()
+    for option in context.command.params:
+        name = option.name or ""
+        if name in _MAKES and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            value = context.params[name]
+            typed += [option.opts[0], f"{value:g}" if isinstance(value, float) else str(value)]
+    out = shlex.join([*typed, "--labels", str(labels), "--out", f"{directory}-{labels}"])
+    return f"agentrig warmup {given} {out}"
+
+
+def next_step(done: Mapping[str, Any], given: str, again: str = "") -> str:
+    """Return the last lines: the commands that look at the model and train it, or that it has little left to gain.
+
+    Args:
+        again: The command that makes a better model, which comes first; '' for none.
+    """
     train = f"agentrig train {given}"
+    if again:
+        return f"next: {again}\nor train this one: {train}"
     if done.get("verdict", {}).get("kind") != "solved":
         return f"next: agentrig dev {given}\n      agentrig forecast {given}\n      {train}"
     return (
@@ -260,6 +282,11 @@ def above_guessing(share: float) -> float:
 
 _PLANNED = ("context", "minutes", "passes", "lr", "tokens_per_batch")
 """Options that go to the plan of the warm-up as they are."""
+
+_MAKES = (
+    *_PLANNED, "model", "gold", "repeats", "until", "seed", "parameters", "tokenizer", "vocabulary", "threads",
+)  # fmt: skip
+"""Options that say how a model is made, but not of how many labels."""
 
 
 ASKS_WHY = 0.5
@@ -444,6 +471,8 @@ def _make(
                 "it remembers: leave some without a label (--labels N)"
             )
         judged = run.verdict(after, group, known, failure_limit=limit, until=until)
+        if run.only_repeats(after, known) and judged.kind in ("good", "hopeless"):
+            done["more_labels"] = labels.more
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
     if reached and (guess := no_better_than_guessing(share, *tried[-1])):
