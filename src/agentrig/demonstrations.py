@@ -187,6 +187,7 @@ class StartingModel:
         steps: Optimizer steps that were done.
         passes: Passes over the demonstrations that were done.
         losses: Mean loss per reply token in nats, one for each step of the run, a pass or a part of it.
+        interrupted: The number of the signal that ended the training early; 0 for none.
     """
 
     directory: Path
@@ -201,6 +202,7 @@ class StartingModel:
     passes: float = 0.0
     losses: Sequence[float] = ()
     wall_s: float = 0.0
+    interrupted: int = 0
 
 
 MakeStart = Callable[[Any, StartPlan, Sequence[Turn]], StartingModel]

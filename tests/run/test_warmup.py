@@ -698,18 +698,20 @@ def test_what_only_a_new_model_can_have_is_refused_for_another(model: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_warm_up_that_is_ended_leaves_no_half_of_a_model(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_warm_up_that_is_ended_leaves_its_model_so_far_or_none(tmp_path: Path, number: signal.Signals) -> None:
     words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1000", "--lr", "1e-9"]
     words += ["--until", "0.9", "--parameters", "6e4", "--tokenizer", "bytes", "--no-measure"]
     begun = subprocess.Popen([sys.executable, "-m", "agentrig", *words], cwd=tmp_path, stderr=subprocess.PIPE)
     models = tmp_path / "models"
-    while not (models / ".colors.part" / "config.json").exists():  # written between passes, to be tried
+    while not list(models.glob(".colors.part/*/run/metrics.jsonl")):  # a step is done
         assert begun.poll() is None, begun.communicate()
         time.sleep(0.05)
     begun.send_signal(number)
-    begun.communicate(timeout=60)
+    _, said = begun.communicate(timeout=60)
     if number == signal.SIGTERM:
-        assert begun.returncode == 128 + number
-        assert list(models.iterdir()) == []
+        assert begun.returncode == 128 + number, said
+        assert [left.name for left in models.iterdir()] == ["colors"]
+        assert json.loads((models / "colors" / "warmup.json").read_text())["model"]["interrupted"] == number
+        assert re.search(rb"interrupted: its model so far, of pass [\d.]+ of 1000, is in models/colors, and", said)
     else:  # the next one to this directory removes it
         assert [left.name for left in models.iterdir()] == [".colors.part"]

@@ -25,6 +25,7 @@ from agentrig.observers import StepEnd
 from agentrig.plan import Plan
 from agentrig.plugins.auto import OWN
 from agentrig.plugins.specs import TasksSpec
+from agentrig.processes.ends import Interrupted, asked_to_end
 from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.directory import RunDirectory
@@ -408,6 +409,8 @@ def make_start(
     Raises:
         ConfigError: A demonstration does not fit the model.
         AgentrigError: The training has diverged, or the run's checks found a fault; no model is written.
+        KeyboardInterrupt: A signal ended the training before a step was done and saved, or at once; no model is
+            written. After a signal that ended it in order, the model so far is (`StartingModel.interrupted`).
     """
     spec: Any = plan.components["algorithm"].spec
     whole = [turn for turn in turns if turn.reply.content.strip() or turn.reply.tool_calls]
@@ -432,7 +435,7 @@ def make_start(
             dear = not found and progress.tried > max(TRIALS_S, TRIALS * (now - begun))
             later = 1.0 if found >= NEAR else LATER_DEAR if dear else LATER
             fell = progress.loss <= FELL * loss
-            if enough is None or (step < later * last and not fell):
+            if enough is None or asked_to_end() or (step < later * last and not fell):
                 return False
             last, loss = step, progress.loss
             found = enough(wanted.passes * step / progress.steps, measure)
@@ -441,8 +444,13 @@ def make_start(
 
         directory = RunDirectory(Path(folder) / "run")
         try:
-            with _each_update(progress.on_update):
-                train(run, enough=ends, audit_s=60 * wanted.minutes)
+            try:
+                with _each_update(progress.on_update):
+                    train(run, enough=ends, audit_s=60 * wanted.minutes)
+            except Interrupted as error:
+                if error.at_once or directory.checkpoints.latest()[0] is None:
+                    raise
+                made = attrs.evolve(made, interrupted=error.number)
             lines = [line["algorithm"] for line in directory.metrics()]
             if not all(isinstance(line["loss"], float) for line in lines):
                 raise AgentrigError(f"it has {DIVERGED}: the loss is NaN or infinite")

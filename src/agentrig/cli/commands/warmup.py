@@ -319,8 +319,10 @@ def _make(
     import attrs
 
     from agentrig.figures import amount
+    from agentrig.processes.ends import Interrupted
     from agentrig.run import warmup as run
     from agentrig.run.evaluate import evaluate
+    from agentrig.run.files import write_whole
     from agentrig.run.splits import WARM_UP, labelled
     from agentrig.tasks import input_key
 
@@ -431,6 +433,10 @@ def _make(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
         f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{with_tries}, loss {made.losses[-1]:.3f}"
     )
+    if made.interrupted:
+        write_whole(directory / WARM_UP, json.dumps(done, indent=2) + "\n")
+        so_far = f"pass {run.one_decimal(made.passes)} of {wanted.passes:g}, is in {directory}, and was not measured"
+        raise Interrupted(made.interrupted, f"the warm-up was interrupted: its model so far, of {so_far}")
     unreached = "" if until is None or reached else f"--until {until:g} was not reached: "
     click.echo(f"{unreached}{why_ended(made, wanted, until if reached else None)}")
     accuracies = [accuracy for accuracy, _ in tried]
@@ -477,8 +483,6 @@ def _make(
         click.echo(judged.message)
     if reached and (guess := no_better_than_guessing(share, *tried[-1])):
         click.echo(guess)
-    from agentrig.run.files import write_whole
-
     write_whole(directory / WARM_UP, json.dumps(done, indent=2) + "\n")
     return done
 
