@@ -187,6 +187,7 @@ class StartingModel:
         steps: Optimizer steps that were done.
         passes: Passes over the demonstrations that were done.
         losses: Mean loss per reply token in nats, one for each step of the run, a pass or a part of it.
+        interrupted: The number of the signal that ended the training early; 0 for none.
     """
 
     directory: Path
@@ -201,6 +202,7 @@ class StartingModel:
     passes: float = 0.0
     losses: Sequence[float] = ()
     wall_s: float = 0.0
+    interrupted: int = 0
 
 
 MakeStart = Callable[[Any, StartPlan, Sequence[Turn]], StartingModel]
@@ -228,8 +230,8 @@ def gold_of(task: Task, key: str = "") -> str:
         wanted = f'no "{key}"' if key else "no gold to demonstrate"
         raise ConfigError(
             f"task {task.id} has {wanted}: its private part has {has}.\n  Name the key of the right answer: "
-            "--gold KEY. Or let the task set or the agent say what is right: demonstrate(task, call) "
-            "(docs/how-to/laptop.md)"
+            "--gold KEY. For an answer made of several keys, let the agent or the task set say it: "
+            "AgentSpec(demonstrate=...), or a method demonstrate(task, call) (docs/how-to/laptop.md)"
         )
     value = task.private[found]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

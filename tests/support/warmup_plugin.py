@@ -13,6 +13,7 @@ COLORS = ("red", "blue", "green", "black")
 
 @attrs.frozen(kw_only=True)
 class Config:
+    train: int = setting(12, help="tasks of each split")
     test: int = setting(100, help="the number of the first task of the split test")
 
 
@@ -28,7 +29,7 @@ class Tasks:
         first = 0 if split == "train" else self.config.test
         return [
             Task(id=f"{split}-{i}", input={"number": i}, private={"gold": COLORS[i % 4]})
-            for i in range(first, first + 12)
+            for i in range(first, first + self.config.train)
         ]
 
     def demonstrate(self, task, call):

@@ -25,6 +25,7 @@ from agentrig.observers import StepEnd
 from agentrig.plan import Plan
 from agentrig.plugins.auto import OWN
 from agentrig.plugins.specs import TasksSpec
+from agentrig.processes.ends import Interrupted, asked_to_end
 from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.directory import RunDirectory
@@ -103,6 +104,8 @@ class Labels:
         measured: Training tasks that the model is tried on: others where there are any.
         split: The split that all are from.
         fresh: Whether none of `measured` is demonstrated.
+        more: A number of labels to try if these are too few: three times as many, or those that leave enough tasks to
+            try the model on; 0 if that is hardly more.
         note: Why fewer are demonstrated than by default; empty if that is not so.
     """
 
@@ -110,6 +113,7 @@ class Labels:
     measured: Sequence[Task]
     split: str
     fresh: bool
+    more: int = 0
     note: str = ""
 
 
@@ -186,7 +190,15 @@ def choose_labels(plan: Plan, n: int | None, *, seed: int) -> Labels:
                 f"  Take them out of {split} or of {name}, or name another split: run.{role}=SPLIT"
             )
     others = [tasks[i] for i in places[len(chosen) : len(chosen) + MEASURED]]
-    return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others), note=note)
+    more = min(3 * len(labels), len(tasks) - JUDGED)
+    return Labels(
+        tasks=labels,
+        measured=others or labels[:MEASURED],
+        split=split,
+        fresh=bool(others),
+        more=more if more >= 1.5 * len(labels) else 0,
+        note=note,
+    )
 
 
 def check_context(settings: Any, context: int) -> None:
@@ -397,6 +409,8 @@ def make_start(
     Raises:
         ConfigError: A demonstration does not fit the model.
         AgentrigError: The training has diverged, or the run's checks found a fault; no model is written.
+        KeyboardInterrupt: A signal ended the training before a step was done and saved, or at once; no model is
+            written. After a signal that ended it in order, the model so far is (`StartingModel.interrupted`).
     """
     spec: Any = plan.components["algorithm"].spec
     whole = [turn for turn in turns if turn.reply.content.strip() or turn.reply.tool_calls]
@@ -421,7 +435,7 @@ def make_start(
             dear = not found and progress.tried > max(TRIALS_S, TRIALS * (now - begun))
             later = 1.0 if found >= NEAR else LATER_DEAR if dear else LATER
             fell = progress.loss <= FELL * loss
-            if enough is None or (step < later * last and not fell):
+            if enough is None or asked_to_end() or (step < later * last and not fell):
                 return False
             last, loss = step, progress.loss
             found = enough(wanted.passes * step / progress.steps, measure)
@@ -430,8 +444,13 @@ def make_start(
 
         directory = RunDirectory(Path(folder) / "run")
         try:
-            with _each_update(progress.on_update):
-                train(run, enough=ends, audit_s=60 * wanted.minutes)
+            try:
+                with _each_update(progress.on_update):
+                    train(run, enough=ends, audit_s=60 * wanted.minutes)
+            except Interrupted as error:
+                if error.at_once or directory.checkpoints.latest()[0] is None:
+                    raise
+                made = attrs.evolve(made, interrupted=error.number)
             lines = [line["algorithm"] for line in directory.metrics()]
             if not all(isinstance(line["loss"], float) for line in lines):
                 raise AgentrigError(f"it has {DIVERGED}: the loss is NaN or infinite")
@@ -541,6 +560,12 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
         )
 
 
+def only_repeats(measured: Evaluation, known: Evaluation | None) -> bool:
+    """Return whether a model repeats its demonstrations; see `verdict` for the measurements."""
+    rate = known.accuracy or 0.0 if known is not None else 0.0
+    return rate >= REPEATS * max(0.05, measured.accuracy or 0.0)
+
+
 def verdict(
     measured: Evaluation,
     group: int = 8,
@@ -566,11 +591,11 @@ def verdict(
     less = "Give fewer passes (--passes), or raise the temperature (algorithm.temperature)."
     if (measured.accuracy or 0.0) > SOONER and (until is None or until > SOONER):
         less = f"Give fewer passes (--passes), or end sooner: --until {SOONER}."
-    if known is not None and known.accuracy and known.accuracy >= REPEATS * max(0.05, measured.accuracy or 0.0):
+    if known is not None and only_repeats(measured, known):
         repeats = (
             f"The model repeats its demonstrations: {known.accuracy:.0%} of {known.n} demonstrated tasks are right, "
             f"and {measured.accuracy or 0.0:.0%} of the answers to others. Give more labels (--labels), or "
-            "demonstrations that vary more; more passes or more steps of training do not help."
+            "demonstrations that vary more; more passes or optimizer steps of the warm-up do not help."
         )
     groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in measured.rollouts:

@@ -149,7 +149,8 @@ class RewardSubject(TriedSubject):
             raise CheckSkipped(
                 f"the right answer is not known: the private part of some task has none of {', '.join(likely)}. "
                 f"Name its key ({', '.join(known) or 'there is none'}): agentrig validate … --gold KEY (in a test: "
-                'gold="KEY")'
+                'gold="KEY"); or, for an answer made of several keys, AgentSpec(demonstrate=...) '
+                "(docs/how-to/laptop.md)"
             )
         return key
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.demonstrations import gold_of
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, LookupFailed, nearest
 from agentrig.figures import gain_words, least_gain
@@ -79,7 +80,8 @@ def validated(
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
 
     Returns:
-        `ok`, `reports` with what each check found, and `trials` with the figures of each trial; all as JSON values.
+        `ok`, `reports` with what each check found, `trials` with the figures of each trial, and `no_gold`: why
+        `agentrig warmup` would not know what a right reply is, '' if it would; all as JSON values.
 
     Raises:
         ConfigError: A section or `shared` that nothing here reads; a check that does not exist; or no tasks for an
@@ -112,6 +114,7 @@ def validated(
     uses = {kind: in_files.get((kind, name), name) for kind, name in uses.items()}
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
+    no_gold = ""
     task_sets: dict[str, TasksSubject] = {}
     right: dict[str, dict[str, Any]] = {}  # a reward and its tasks to the answers that demonstrations lead to
 
@@ -194,11 +197,22 @@ def validated(
         with closing(trial), suppress(CheckSkipped):  # its tasks cannot be loaded
             if not failed(TRIAL, trial) & UNPLAYABLE:
                 trials.append(trial.figures())
+                no_gold = no_gold or _no_gold(trial)
                 right.setdefault(repr((reward, parts["tasks"])), trial.demonstrated_answers)
     for task_set in task_sets.values():
         task_set.close()
     said = [{**attrs.asdict(report), "ok": report.ok} for report in reports]
-    return {"ok": all(report.ok for report in reports), "reports": said, "trials": trials}
+    return {"ok": all(report.ok for report in reports), "reports": said, "trials": trials, "no_gold": no_gold}
+
+
+def _no_gold(trial: PlaySubject) -> str:
+    """Return the first task whose right answer `agentrig warmup` would not find by itself; '' if it finds all."""
+    try:
+        for task in trial.rows if trial.demonstrator is None else ():
+            gold_of(task)
+    except ConfigError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _load_tasks(target: Target, tasks: str, keys: Mapping[str, Any]) -> None:

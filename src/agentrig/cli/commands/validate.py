@@ -88,7 +88,7 @@ def validate(
     else:
         for figures in found["trials"]:
             click.echo(printable(_shown(figures, scripted=not (endpoint or model))))
-        click.echo(printable(_verdict(found["reports"], word, files, guessed=_guessed(found["trials"]))))
+        click.echo(printable(_verdict(found, word, files, gold=gold)))
     if not found["ok"]:
         raise SystemExit(1)
 
@@ -98,19 +98,28 @@ def _guessed(trials: Sequence[Mapping[str, Any]]) -> float:
     return max((figures["most_frequent_answer"] for figures in trials), default=0.0)
 
 
-def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequence[str], guessed: float) -> str:
-    """Return the last line: which checks failed, or that none did and what is next."""
+def _verdict(found: Mapping[str, Any], word: str | None, files: Sequence[str], *, gold: str | None = None) -> str:
+    """Return the last line: which checks failed, or that none did and what is next.
+
+    Args:
+        found: What `agentrig.testing.validating.validated` returned.
+        gold: The key of the right answer, if it was named.
+    """
     from agentrig.cli.commands.warmup import above_guessing
     from agentrig.doctor.content import is_folder
     from agentrig.plan import FEW_LABELS, warmup_command
     from agentrig.testing.subject import Subject
 
-    failed = [r["check"] for report in reports for r in report["results"] if r["status"] == "failed"]
+    reports, guessed = found["reports"], _guessed(found["trials"])
+    results = [result for report in reports for result in report["results"]]
+    failed = [r["check"] for r in results if r["status"] == "failed"]
     if failed:
         return f"{len(failed)} failed: {', '.join(dict.fromkeys(failed))}"
+    skipped = sum(r["status"] == "skipped" for r in results)
+    passed = f"all others passed, {skipped} skipped" if skipped else "all passed"
     recipe = next((report["subject"] for report in reports if report["kind"] == "recipe"), "")
     if not recipe:
-        return "all passed"
+        return passed
     own = [file for file in (re.sub(r"(?<=\.py):.*", "", word or ""), *files) if file.endswith(".py")]
     words = [recipe.rpartition(":")[2], *(part for file in own for part in ("--plugin", file))]
     name = shlex.join(words)
@@ -118,15 +127,23 @@ def _verdict(reports: Sequence[Mapping[str, Any]], word: str | None, files: Sequ
     model = str(settings.get("algorithm", {}).get("model", ""))
     absent = is_folder(model) and not (Path(model).expanduser() / "config.json").is_file()
     if not absent and any("model" in settings.get(section, {}) for section in ("algorithm", "server")):
-        return f"all passed; next: agentrig train {name}"
+        return f"{passed}; next: agentrig train {name}"
+    own_model = f"with one of yours: agentrig train {name} algorithm.model=DIR"
+    if found["no_gold"] and gold is None:
+        return (
+            f"{passed}; next: say what a right answer is. {found['no_gold']} Name one key: agentrig validate … --gold "
+            "KEY. Or, for an answer made of several keys, write AgentSpec(demonstrate=...) (docs/how-to/laptop.md). "
+            f"Then agentrig warmup can make a small model; {own_model}"
+        )
     until, above = 0.2, ""
     if guessed >= GUESSED:
         until = above_guessing(guessed)
         above = f"; always the same answer would be right in {guessed:.0%} of the tasks"
+    named = ["--gold", gold] if found["no_gold"] and gold else []
     out = model if absent and model != str(Path("models") / words[0]) else ""
     return (
-        f"all passed; next: {warmup_command(words, until=until, out=out)} (makes a small model{above}; for easy tasks "
-        f"add {FEW_LABELS}; with one of yours: agentrig train {name} algorithm.model=DIR)"
+        f"{passed}; next: {warmup_command([*words, *named], until=until, out=out)} (makes a small model{above}; for "
+        f"easy tasks add {FEW_LABELS}; {own_model})"
     )
 
 

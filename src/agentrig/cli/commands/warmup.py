@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,8 +90,8 @@ HUB = r"[\w.-]+/[\w.-]+"
     "--until",
     type=Number(0, 1, min_open=True),
     metavar="SHARE",
-    help="End when that share of sampled answers on training tasks without a label is right (0.2); tried from "
-    "the first optimizer step on. All passes by default.",
+    help="End when that share of sampled answers on training tasks without a label is right (0.2), in two tries of "
+    "the same model; tried from the first optimizer step on. All passes by default.",
 )
 @click.option("--lr", type=Number(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width.")
 @click.option(
@@ -178,17 +179,38 @@ def warmup(
             plan, wanted, 0 if all_labels else labels, directory=directory, gold=gold, repeats=repeats,
             until=until, measured=measure,
         )  # fmt: skip
+    again = _again(given, done["more_labels"], directory) if done.get("more_labels") else ""
     if done["ready"]:
-        click.echo(next_step(done, f"{given} algorithm.model={directory}"))
+        click.echo(next_step(done, f"{given} algorithm.model={directory}", again))
+    elif again:
+        click.echo(f"next: {again}")
     if as_json:
         print_json(done, indent=2)
     if not done["ready"]:
         raise SystemExit(1)
 
 
-def next_step(done: Mapping[str, Any], given: str) -> str:
-    """Return the last lines: the commands that look at the model and train it, or that it has little left to gain."""
+def _again(given: str, labels: int, directory: Path) -> str:
+    """Return the command that makes another model of more labels, with the options that were typed."""
+    context, typed = click.get_current_context(), list[str]()
+    for option in context.command.params:
+        name = option.name or ""
+        if name in _MAKES and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            value = context.params[name]
+            typed += [option.opts[0], f"{value:g}" if isinstance(value, float) else str(value)]
+    out = shlex.join([*typed, "--labels", str(labels), "--out", f"{directory}-{labels}"])
+    return f"agentrig warmup {given} {out}"
+
+
+def next_step(done: Mapping[str, Any], given: str, again: str = "") -> str:
+    """Return the last lines: the commands that look at the model and train it, or that it has little left to gain.
+
+    Args:
+        again: The command that makes a better model, which comes first; '' for none.
+    """
     train = f"agentrig train {given}"
+    if again:
+        return f"next: {again}\nor train this one: {train}"
     if done.get("verdict", {}).get("kind") != "solved":
         return f"next: agentrig dev {given}\n      agentrig forecast {given}\n      {train}"
     return (
@@ -207,7 +229,7 @@ def why_ended(made: Any, wanted: Any, until: float | None = None) -> str:
 
     after = f"the training ended after {one_decimal(made.passes)} of {wanted.passes:g} passes, because"
     if until is not None:
-        return f"{after} --until {until:g} was reached"
+        return f"{after} --until {until:g} was reached, in two tries"
     if made.passes >= wanted.passes:
         return f"{after} no more were asked for (--passes)"
     all_passes = math.ceil(made.wall_s / 60 * wanted.passes / made.passes + 0.5)  # somewhat more: steps differ
@@ -222,7 +244,7 @@ def far_past(tried: Sequence[float], until: float, labels: int) -> str:
     """Return that the accuracy jumped far past `until`, and what to do; '' if it did not.
 
     Args:
-        tried: The accuracies of the tries, the last one of the model that is kept.
+        tried: The accuracies of the models that were tried, the last one of the model that is kept.
         labels: How many tasks were demonstrated.
     """
     if tried[-1] < until + FAR:
@@ -261,6 +283,11 @@ def above_guessing(share: float) -> float:
 _PLANNED = ("context", "minutes", "passes", "lr", "tokens_per_batch")
 """Options that go to the plan of the warm-up as they are."""
 
+_MAKES = (
+    *_PLANNED, "model", "gold", "repeats", "until", "seed", "parameters", "tokenizer", "vocabulary", "threads",
+)  # fmt: skip
+"""Options that say how a model is made, but not of how many labels."""
+
 
 ASKS_WHY = 0.5
 """Below this share of right answers on other training tasks, the demonstrated ones are tried too."""
@@ -292,8 +319,10 @@ def _make(
     import attrs
 
     from agentrig.figures import amount
+    from agentrig.processes.ends import Interrupted
     from agentrig.run import warmup as run
     from agentrig.run.evaluate import evaluate
+    from agentrig.run.files import write_whole
     from agentrig.run.splits import WARM_UP, labelled
     from agentrig.tasks import input_key
 
@@ -310,6 +339,7 @@ def _make(
     run.check_context(settings, wanted.context)
     with reading("the tasks"):
         labels = run.choose_labels(plan, n, seed=wanted.seed)
+        plan.demonstrator(labels.tasks, gold=gold)  # before anything takes long
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     note = f", {labels.note}" if labels.note else ""
     click.echo(f"labels: {amount(len(labels.tasks), 'task')} of the split {labels.split}{note}")
@@ -333,10 +363,8 @@ def _make(
             f"warning: one and the same reply is right in {share:.0%} of the demonstrations, so a model that only "
             f"guesses reaches --until {until:g}: give a higher --until, such as {above_guessing(share):g}"
         )
-    tried: list[tuple[float, int]] = []  # accuracy, and of how many tasks
-
-    def reached() -> bool:
-        return until is not None and bool(tried) and tried[-1][0] >= until
+    tried: list[tuple[float, int]] = []  # accuracy, and of how many tasks: the last try of each model
+    tries, reached = 0, False
 
     shown: Progress
     steps, of_steps, spent_s = 0, 0, 0.0
@@ -359,7 +387,7 @@ def _make(
     def say(line: str, then: str = "") -> None:
         waiting.close()
         click.echo(f"  {line}")
-        if then or reached():
+        if then or reached:
             wait(then or "checking the last pass and saving the model")
         else:
             wait(learning(), spent_s)
@@ -373,12 +401,22 @@ def _make(
         shown.tell_what(learning(), spent_s)
 
     def enough(done: float, measured: Callable[[], Any]) -> float:
+        """Try the model, and once more if it does well: of many tries, the best one is a lucky one."""
+        nonlocal tries, reached
+        assert until is not None
         of = amount(len(labels.measured), "training task")
         say(f"trying the model of pass {run.one_decimal(done)} on {of} …", "trying the model")
-        found = measured()
+        found, tries = measured(), tries + 1
+        if (found.accuracy or 0.0) < until:
+            say(_measured("so far", found, where))
+        else:
+            again = "; one try may be lucky, so the same model is tried again …"
+            say(_measured("so far", found, where) + again, "trying the model again")
+            found, tries = measured(), tries + 1
+            reached = (found.accuracy or 0.0) >= until
+            goes_on = "" if reached else f"; less than --until {until:g}, so the training goes on"
+            say(_measured("again", found, where) + goes_on)
         tried.append((found.accuracy or 0.0, found.n))
-        say(_measured("so far", found, where))
-        assert until is not None
         return tried[-1][0] / until
 
     start, asked = time.monotonic(), enough if until is not None else None
@@ -390,13 +428,17 @@ def _make(
     made = attrs.evolve(made, directory=directory)
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
     done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
-    tries = f" ({whole:.0f} s with the model tried {amount(len(tried), 'time')})" if tried else ""
+    with_tries = f" ({whole:.0f} s with the model tried {amount(tries, 'time')})" if tried else ""
     click.echo(
         f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
-        f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{tries}, loss {made.losses[-1]:.3f}"
+        f"{amount(made.steps, 'optimizer step')} in {made.wall_s:.0f} s{with_tries}, loss {made.losses[-1]:.3f}"
     )
-    unreached = "" if until is None or reached() else f"no try of the model reached --until {until:g}: "
-    click.echo(f"{unreached}{why_ended(made, wanted, until if reached() else None)}")
+    if made.interrupted:
+        write_whole(directory / WARM_UP, json.dumps(done, indent=2) + "\n")
+        so_far = f"pass {run.one_decimal(made.passes)} of {wanted.passes:g}, is in {directory}, and was not measured"
+        raise Interrupted(made.interrupted, f"the warm-up was interrupted: its model so far, of {so_far}")
+    unreached = "" if until is None or reached else f"--until {until:g} was not reached: "
+    click.echo(f"{unreached}{why_ended(made, wanted, until if reached else None)}")
     accuracies = [accuracy for accuracy, _ in tried]
     if until is not None and tried and (far := far_past(accuracies, until, len(labels.tasks))):
         click.echo(far)
@@ -422,8 +464,12 @@ def _make(
             done["known"] = known.as_dict()
         click.echo(_measured("a run begins with", after, where))
         if after.accuracy is not None:
+            fewer = ""
+            if tried and len(judged_on) < len(labels.measured):
+                fewer = f", on {len(judged_on)} of the {len(labels.measured)} tasks of the tries"
             click.echo(
-                "  greedy answers, which `agentrig train` measures held-out tasks by, are usually right more often"
+                f"  this is at temperature {temperature:g}{fewer}; greedy answers, which `agentrig train` measures "
+                "held-out tasks by, are usually right more often"
             )
         if not labels.fresh:
             click.echo(
@@ -431,12 +477,12 @@ def _make(
                 "it remembers: leave some without a label (--labels N)"
             )
         judged = run.verdict(after, group, known, failure_limit=limit, until=until)
+        if run.only_repeats(after, known) and judged.kind in ("good", "hopeless"):
+            done["more_labels"] = labels.more
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}
         click.echo(judged.message)
-    if reached() and (guess := no_better_than_guessing(share, *tried[-1])):
+    if reached and (guess := no_better_than_guessing(share, *tried[-1])):
         click.echo(guess)
-    from agentrig.run.files import write_whole
-
     write_whole(directory / WARM_UP, json.dumps(done, indent=2) + "\n")
     return done
 
