@@ -27,6 +27,7 @@ from model_server import ModelServer
 from agentrig.cli.commands.dev import answering
 from agentrig.cli.entry import main
 from agentrig.cli.options import names_model
+from agentrig.cli.progress import Progress
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.rows import read_rows
@@ -305,6 +306,7 @@ import os, subprocess, sys, threading, time
 from agentrig.cli.commands import look
 from agentrig.cli.commands.dev import answering
 from agentrig.cli.entry import main
+from agentrig.cli.progress import Progress
 
 def does(**_given):
     DO
@@ -458,7 +460,9 @@ def test_without_a_given_server_the_hardware_is_needed(here: Path) -> None:
     assert "agentrig run SCRIPT --algorithm grpo --model DIR" in result.stderr
 
 
-def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str) -> None:
+def test_train_prints_its_summary(
+    here: Path, model: ModelServer, toy_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["toy", f"algorithm.endpoint={model.url}", "algorithm.steps=1", "run.name=one", "--plugin", toy_file]
     result = invoke("train", *words, "--json", "--active-agent", "write")
     assert result.exit_code == 0, result.output
@@ -468,8 +472,11 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     again = invoke("train", *words, "--json")
     assert (again.exit_code, "continue it with --resume" in again.stderr) == (1, True)
 
+    told = list[str]()
+    monkeypatch.setattr(Progress, "tell_what", lambda self, what, spent_s=None: told.append(what))
     exported = invoke("export", "runs/one", "model")
     assert exported.exit_code == 0, exported.output
+    assert [what.partition(" ")[0] for what in told] == ["loading", "comparing"], "on a busy machine each takes long"
     assert (here / "model" / "number.json").is_file()
     assert invoke("export", "runs/one", "model").exit_code == 1
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from agentrig.cli.options import Number, RunPath, find_checkpoint, json_option, print_json, stdout_to_stderr
+from agentrig.cli.progress import progress
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.text import amount
 
@@ -46,20 +47,24 @@ def export(run: Path, target: Path, check: bool) -> None:
     click.echo(f"copying {checkpoint}{checked} …", err=True)
     part = target.with_name(f".{target.name}.part")  # half a model, or another one, must not be taken for the export
     try:
-        with told_if_removed(checkpoint), writing(target, "another TARGET"):
+        with told_if_removed(checkpoint), writing(target, "another TARGET"), progress(0, "copying"):
             shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
             _copy_model(checkpoint, part)
-        with temporary_files():  # torch makes a folder for compiled kernels, whether it compiles any or not
+        # torch makes a folder for compiled kernels, whether it compiles any or not
+        with temporary_files(), progress(0, "reading the trainer's files") as shown:
             damaged = damaged_state(checkpoint) if check else []
+            shown.tell_what("loading the copy and comparing its log-probabilities with the learner's", 0.0)
             result = check_export(part, checkpoint) if check and str(SIGNATURE) not in damaged else ""
-            if damaged:
-                click.echo(
-                    f"agentrig: warning: {checkpoint}: {', '.join(damaged)} changed since it was saved. No training "
-                    "can resume from it, and its model, which is whole, is not compared with the learner's weights",
-                    err=True,
-                )
-            elif check and (fault := checkpoint_fault(checkpoint)):
-                raise AgentrigError(fault)
+            shown.tell_what("comparing the checkpoint's weights with the run's record", 0.0)
+            fault = checkpoint_fault(checkpoint) if check and not damaged else ""
+        if damaged:
+            click.echo(
+                f"agentrig: warning: {checkpoint}: {', '.join(damaged)} changed since it was saved. No training "
+                "can resume from it, and its model, which is whole, is not compared with the learner's weights",
+                err=True,
+            )
+        if fault:
+            raise AgentrigError(fault)
         with writing(target, "another TARGET"):
             flush_tree(part)
             part.rename(target)
