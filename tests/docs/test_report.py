@@ -36,6 +36,7 @@ class Prepared:
     """Replaces the runner pool: returns prepared rollouts."""
 
     warnings = ()
+    unrecorded = 0
 
     adapter = staticmethod(lambda trace: [])
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(1.0), budget_s=5.0)

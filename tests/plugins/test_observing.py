@@ -113,7 +113,11 @@ def test_file_options_and_overrides_are_merged(file: Callable[..., Plan]) -> Non
             '[observer.toy-notes] toy-notes (file TOY) has no key "evry". Did you mean "every"?',
         ),
         ("", ["observer.use=toy-notes", "observer.toy-notes.every=0"], "'every' must be >= 1"),
-        ("", ["observer.use=toy-notes", 'observer.toy-notes.every="2"'], "Write observer.toy-notes.every=2"),
+        (
+            "",
+            ["observer.use=toy-notes", 'observer.toy-notes.every="2"'],
+            "Write every = 2; on the command line: observer.toy-notes.every=2",
+        ),
         ("", ["observer.use=toy-notes", "observer.every=2"], "is a key of [observer.toy-notes]: write observer.toy-n"),
         ("", ["observer.use=toy-notes", "observer.toy-notes=2"], "write observer.toy-notes.KEY=VALUE"),
         ("", ["observer.toy-notes.every=2"], 'Use it too: --observer toy-notes, or use = ["toy-notes"]'),

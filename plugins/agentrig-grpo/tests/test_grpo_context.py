@@ -59,7 +59,7 @@ def test_a_model_that_is_not_there_is_named_before_a_runner_starts(tmp_path, mon
     assert "starting the agent" not in result.stderr
     assert "algorithm.model=DIR, or --model DIR in agentrig run; agentrig warmup makes a small one" in result.stderr
     own = CliRunner().invoke(main, [command, *words[:-1], "algorithm.model=models/nowhere"])
-    assert "  agentrig warmup mini --agent late --plugin late.py --out models/nowhere\n" in own.stderr
+    assert "  agentrig warmup mini --agent late --plugin late.py --until 0.2 --out models/nowhere\n" in own.stderr
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["late.py"], "nothing has started"
 
 

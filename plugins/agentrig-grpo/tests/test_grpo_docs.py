@@ -44,4 +44,4 @@ def test_the_example_of_the_docs_works():
         )
         for i in range(4)
     ]
-    assert list(credit([rollouts])) == [[None, None, 1.0, None]]
+    assert list(credit([rollouts])) == [[-0.25, -0.25, 0.5, -0.25]]

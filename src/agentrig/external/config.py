@@ -141,6 +141,8 @@ class CommandConfig:
             raise ValueError(f"{own[0]} has the model's address, key or name: leave it out of the other variables")
         keys += ["answer_url_variable", "answer_key_variable"] if self.answer == "callback" else []
         for one, other in itertools.combinations(keys, 2):
+            if {one, other} == {"api_key_variable", "answer_key_variable"}:
+                continue  # programs of Agent Lightning 1.x have one variable for both keys
             if (name := getattr(self, one)) == getattr(self, other):
                 raise ValueError(f"{one} and {other} are both {name}: give each its own variable")
 

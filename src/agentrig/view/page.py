@@ -11,7 +11,7 @@ from agentrig.text import amount
 from agentrig.traces import items
 from agentrig.view import figures, table, tables
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.outcome import go_on, mean_reward, unfinished
+from agentrig.view.causes.outcome import go_on, mean_reward, remarks, unfinished
 from agentrig.view.comparison import compared
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.html import templates
@@ -137,7 +137,7 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
         "gain_text": evidence.gain_text,
         "graded": "".join(f.text for f in mean_reward(evidence) if evidence.where.startswith("held-out")),
         "significant": bool(chance) and p <= SIGNIFICANT,
-        "remarks": tables.remarks(evidence, held_out),
+        "remarks": remarks(evidence, held_out),
     }
     if not whole:
         return {**found, "pairs": None, "reward_disagreements": [], "held_out": {}, "slices": []}

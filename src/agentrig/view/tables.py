@@ -10,11 +10,10 @@ import attrs
 from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order
-from agentrig.figures import NOTHING, SIGNIFICANT, count, figure, mean, number, percent, sign_test
+from agentrig.figures import NOTHING, count, figure, mean, number, percent
 from agentrig.ledger import REASONS
 from agentrig.text import alike, amount
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Evidence
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 
@@ -145,20 +144,6 @@ def gain_alone(found: Mapping[str, Any]) -> list[str]:
                 others = f"of the other {max(n)} {percent(before)} → {percent(after)}%"
                 said.append(f"The gain is in {slice_name(name)} {part} alone: {gained}; {others}.")
     return said
-
-
-def remarks(evidence: Evidence, held_out: Mapping[str, Any]) -> list[str]:
-    """Return what to know about a run's held-out accuracy: intervals that overlap, a gain in one class, labels.
-
-    `held_out` is what the function of that name returns; empty to leave the classes out.
-    """
-    accuracy, (better, worse, _, _) = figures.held_out(evidence.run)["accuracy"], evidence.changed
-    p = sign_test(better, worse) if evidence.where.startswith("held-out") else None
-    overlap = figures.overlap(accuracy["before_ci95"], accuracy["after_ci95"], p)
-    said = [figures.PAIRED.format("")] if overlap else []
-    if held_out and p is not None and p <= SIGNIFICANT and better > worse:
-        said += gain_alone(held_out)
-    return [*said, *filter(None, [figures.held_out_labels(*figures.labels(evidence.run.manifest, "report"))])]
 
 
 def slices(found: Mapping[str, Any]) -> list[Table]:

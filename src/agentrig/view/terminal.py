@@ -21,7 +21,7 @@ from agentrig.rollouts import Rollout
 from agentrig.text import amount, cut, differs_in_kind_only, one_line, printable, with_kind
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.outcome import changes, mean_reward
+from agentrig.view.causes.outcome import changes, mean_reward, remarks
 from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, judged, mapping, read_run
@@ -188,11 +188,11 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     for text in tests:
         if text not in first:  # what is said below is not said here
             yield f"{text[0].upper()}{text[1:]}."
-    remarks = tables.remarks(evidence, tables.held_out(run))
+    known = remarks(evidence, tables.held_out(run))
     if any(text in first for text in tests):
-        others = [*others, *remarks]
+        others = [*others, *known]
     else:
-        yield from remarks
+        yield from known
     pairs = before_after(evidence)
     shown = pairs["shown"][:1] if pairs else []
     if pairs and pairs["worse"]:  # not only the one that got better

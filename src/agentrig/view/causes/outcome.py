@@ -388,6 +388,20 @@ def next_step(evidence: Evidence) -> str:
     return no_more(evidence) or f"{said}To find out, {train_on(evidence)}"
 
 
+def remarks(evidence: Evidence, held_out: Mapping[str, Any]) -> list[str]:
+    """Return what to know about a run's held-out accuracy: intervals that overlap, a gain in one class, labels.
+
+    `held_out` is what the function of that name returns; empty to leave the classes out.
+    """
+    accuracy, (better, worse, _, _) = figures.held_out(evidence.run)["accuracy"], evidence.changed
+    p = sign_test(better, worse) if evidence.where.startswith("held-out") else None
+    overlap = figures.overlap(accuracy["before_ci95"], accuracy["after_ci95"], p)
+    said = [figures.PAIRED.format("")] if overlap else []
+    if held_out and p is not None and p <= SIGNIFICANT and better > worse:
+        said += tables.gain_alone(held_out)
+    return [*said, *filter(None, [figures.held_out_labels(*figures.labels(evidence.run.manifest, "report"))])]
+
+
 def weak_slice(evidence: Evidence) -> str:
     """Return which class of the held-out tasks is right significantly less often than the others, or ''.
 
