@@ -66,6 +66,13 @@ def test_feedback_is_kept_with_the_details_of_a_score() -> None:
     assert (score.feedback, score.components) == ("the query has no such column", {"exact": 0.0})
     assert Score.ok(1, correct=0.5, feedback="half").feedback == "half"
     assert Score.timeout("too slow", feedback="it scans a table").feedback == "it scans a table"
+    each, number = Score.ok(1.0, calls=[0.5, None]), Score.ok(1.0, calls=2, size=1)
+    assert (each.calls, each.components, number.calls, number.components) == (
+        (0.5, None),
+        {},
+        (),
+        {"calls": 2, "size": 1},
+    )
     assert (Score.ok(1).feedback, Score.ok(1).details, Score.invalid("no database").feedback) == ("", {}, "")
     with pytest.raises(TypeError, match="feedback is 3 \\(int\\); give a text"):
         Score.ok(1, feedback=3)  # type: ignore[arg-type]
@@ -482,7 +489,8 @@ def test_a_reward_that_ends_its_process_is_named_and_loses_one_score(tmp_path: P
         assert [each[0] for each in scores] == [0.0, 1.0, 3.0, 4.0, 5.0]
         assert value is None
         assert reason.startswith("the reward gave no score: the reward's process died (")
-    for code in ("exit code 1", "exit code 0", "killed by SIGSEGV", "killed by SIGKILL"):
+    assert len(re.findall(r"the reward's process \d+ died \(", said)) >= len(found)
+    for code in ("exit code 0", "killed by SIGSEGV", "killed by SIGKILL"):  # that of a closed pipe is 0 or 1
         assert re.search(rf"the reward's process \d+ died \({code}\), while it judged tasks? t\d", said)
     assert re.search(r"the reward's process \d+ died \(killed by SIGKILL\), while it judged task t2\n", said)
     assert not re.search(r"\ban? agent\b|\bthe agent\b|\brunner\b", said)

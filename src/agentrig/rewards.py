@@ -48,7 +48,7 @@ class Score:
             (`agentrig.correctness`). Only an `ok` score can be correct.
         calls: What the reward would be if the rollout had ended with each call: one value for each call of
             `Trace.llm_calls()`, in that order. None for a call without an answer, or whose answer could not be scored.
-            Empty if the reward does not score calls. Not trained on.
+            Empty if the reward does not score calls. Only the credit `turn`, or one of your own, trains on them.
     """
 
     status: Literal["ok", "invalid", "timeout"]
@@ -99,12 +99,21 @@ class Score:
         return self if correct is self.correct else attrs.evolve(self, correct=correct)
 
     @classmethod
-    def ok(cls, value: float, *, correct: bool | float | None = None, feedback: str = "", **components: float) -> Score:
+    def ok(
+        cls,
+        value: float,
+        *,
+        correct: bool | float | None = None,
+        feedback: str = "",
+        calls: Sequence[float | None] | float = (),
+        **components: float,
+    ) -> Score:
         """Return an `ok` score.
 
         Args:
             correct: True or False: whether the answer counts as correct. A number is the component of that name.
             feedback: What was wrong or right with the answer, as `Score.feedback` returns it.
+            calls: As `Score.calls`. A number is the component of that name.
 
         Example:
             ```python
@@ -115,10 +124,14 @@ class Score:
             raise TypeError(f"a score's feedback is {feedback!r:.80} ({type(feedback).__name__}); give a text")
         details = {"feedback": feedback} if feedback else {}
         number = float(_number("value", value))
-        if isinstance(correct, Real) and not isinstance(correct, bool):
-            return cls(status="ok", value=number, components={"correct": float(correct), **components}, details=details)
+        if not isinstance(calls, Iterable):
+            components, calls = {"calls": calls, **components}, ()
         verdict: Any = bool(correct) if type(correct).__module__ == "numpy" else correct
-        return cls(status="ok", value=number, components=components, details=details, correct=verdict)
+        if isinstance(verdict, Real) and not isinstance(verdict, bool):
+            components, verdict = {"correct": float(verdict), **components}, None
+        return cls(
+            status="ok", value=number, components=components, details=details, correct=verdict, calls=tuple(calls)
+        )
 
     @classmethod
     def invalid(cls, reason: str, **details: Any) -> Score:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from model_server import ModelServer
 from rollouts import rollout
 
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan
+from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import reward_figures
 from agentrig.run.resume import resume_plan
@@ -155,6 +157,27 @@ def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
     assert solved.check_signal(groups_of(1.0, 4), step=4)
     assert not solved.check_signal([rollout(0.0), rollout(1.0)], step=4)
     assert not Guards(all_correct=2).check_signal(groups_of(1.0, 4), step=3), "a reward may ignore the answer"
+
+
+def test_rewards_of_calls_that_are_learned_from_are_a_signal() -> None:
+    """The credit `turn` learns from calls where all rollouts of a group have one reward."""
+    called = [
+        attrs.evolve(each, score=attrs.evolve(Score.ok(0.0), calls=(i % 2, 0.5)))
+        for i, each in enumerate(groups_of(0.0, 40))
+    ]
+    assert reward_figures(called)["unlike_calls"] == 1
+    learned = {**line(1, 0.0, std=0.0), "groups": 40, "unlike_calls": 1.0, "untaught_groups": 0.25}
+    guards = followed([learned, {**learned, "step": 2}])
+    assert (guards.varied, guards.silent, guards.recent) == (True, 0, ((40, 0.25),) * 2)
+    assert not guards.check_signal(called, step=3)
+    assert not Guards().check_signal(called, step=1), "what the credit does with them is not known yet"
+    ignored = followed([{**learned, "untaught_groups": 1.0}])
+    with pytest.raises(RunStopped, match="step 2: all 80 rollouts got the reward 0"):
+        ignored.check_signal(called, step=2)
+    with pytest.raises(RunStopped, match="step 3: all 80 rollouts got the reward 0"):
+        guards.check_signal(groups_of(0.0, 40), step=3)
+    solved = [{**learned, "step": step, "accuracy": 1.0} for step in (1, 2, 3)]
+    assert not followed(solved).solved, "calls still have something to teach"
 
 
 # --- whole runs -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrig.algorithms import Measurement
 from agentrig.figures import mean
-from agentrig.rewards import Score
+from agentrig.rewards import Score, given
 from agentrig.rollouts import Rollout, mode_name
 from agentrig.text import alike, cut, gist, storable
 
@@ -29,10 +29,13 @@ def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
 def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Return what a step's line of `metrics.jsonl` says of rewards: their mean and spread, correct answers, groups."""
     groups: dict[str, set[float]] = defaultdict(set)
+    calls: dict[str, set[float]] = defaultdict(set)
     values = [r.value for r in rollouts if r.value is not None]
     for r in rollouts:
         if r.value is not None:
             groups[r.group].add(r.value)
+            given_calls = (r.score and r.score.calls) or [value for _, value in given(r.trace)]
+            calls[r.group].update(value for value in given_calls if value is not None)
     return {
         "reward": mean(values),
         "reward_std": statistics.pstdev(values) if values else None,
@@ -41,6 +44,7 @@ def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "failures": count_failures(rollouts),
         "groups": len(groups),
         "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
+        "unlike_calls": mean([float(len(calls[group]) > 1) for group in groups]),
     }
 
 

@@ -39,7 +39,8 @@ LARGEST = 1e100
 """No figure is larger: sums and squares of such figures are finite."""
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("accuracy", "validation_accuracy", "zero_variance_groups", "untaught_groups"), (0, 1)),
+    **dict.fromkeys(("accuracy", "validation_accuracy"), (0, 1)),
+    **dict.fromkeys(("zero_variance_groups", "untaught_groups", "unlike_calls"), (0, 1)),
     **dict.fromkeys(("rollouts", "failures", "groups", "nodes", "calls", "call_tokens", "n"), (0, 1e15)),
     **dict.fromkeys(("time", "step_s", "time_s", "overlap_s"), (0, 1e12)),
     **dict.fromkeys(("rollouts_per_s", "tokens_per_s", "transitions_per_rollout", "max_staleness"), (0, 1e15)),

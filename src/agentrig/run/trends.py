@@ -2,9 +2,10 @@
 
 A resumed run therefore stops under the same conditions as an uninterrupted one.
 
-**When steps without a signal stop a run.** A group whose rollouts all got the same reward has advantage zero. In a
-healthy run that happens to a share q of the groups, and by chance to all groups of a step, some steps in a row. A run
-stops when m such groups in a row have a probability
+**When steps without a signal stop a run.** A group whose rollouts all got the same reward has advantage zero, unless
+the rewards of its calls differ and the credit learns from them. In a healthy run that happens to a share q of the
+groups, and by chance to all groups of a step, some steps in a row. A run stops when m such groups in a row have a
+probability
 
     q^m < CHANCE
 
@@ -72,9 +73,9 @@ class Signal:
 
     Attributes:
         groups: Number of groups with a reward.
-        alike: The share of them without variance.
-        one_value: Whether all rollouts, two or more, got one reward.
-        none: Whether no group has unlike rewards.
+        alike: The share of them without variance, or, where rewards of calls were learned from, that taught nothing.
+        one_value: Whether all rollouts, two or more, got one reward, and no reward of a call was learned from.
+        none: Whether no group has unlike rewards, nor calls that were learned from.
         accuracy: The share of correct rollouts; 0 if unknown.
     """
 
@@ -88,8 +89,11 @@ class Signal:
     def of(cls, line: Mapping[str, Any]) -> Signal:
         """Return that of a step's line of `metrics.jsonl`, or of `agentrig.run.metrics.reward_figures`."""
         judged = line["rollouts"] - sum(line["failures"].values())
-        one_value = judged > 1 and line["reward_std"] == 0
         groups, alike = line.get("groups", 1), line.get("zero_variance_groups") or 0.0
+        untaught = line.get("untaught_groups") if line.get("unlike_calls") else None
+        by_calls = untaught is not None and untaught < alike
+        one_value = judged > 1 and line["reward_std"] == 0 and not by_calls
+        alike = alike if untaught is None else min(alike, untaught)
         return cls(
             groups=groups,
             alike=alike,
@@ -112,6 +116,7 @@ class Guards:
         all_correct: Steps in a row in which all rollouts are correct and got the same reward.
         unchanged: The steps in a row that had a signal and did not change the weights; others between them are skipped.
         not_finite: Steps in a row in which the loss or the gradient norm was NaN or infinite.
+        untaught: The `untaught_groups` of the latest step in which rewards of calls differed; 0 before the first.
         demonstrated: Whether rollouts are demonstrations, or a teacher judges them: then rewards say nothing of what
             there is to learn.
     """
@@ -124,6 +129,7 @@ class Guards:
     all_correct: int = 0
     unchanged: tuple[int, ...] = ()
     not_finite: int = 0
+    untaught: float | None = 0.0
     demonstrated: bool = False
 
     @classmethod
@@ -138,13 +144,14 @@ class Guards:
             guards.add(line)
         if not ended:
             return guards
-        return cls(varied=guards.varied, recent=guards.recent, demonstrated=demonstrated)
+        return cls(varied=guards.varied, recent=guards.recent, untaught=guards.untaught, demonstrated=demonstrated)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a step that has ended; `line` is its line of `metrics.jsonl`."""
         figures, signal = line["algorithm"], Signal.of(line)
         self.all_correct = self.all_correct + 1 if signal.one_value and line.get("accuracy") == 1 else 0
         self.not_finite = self.not_finite + 1 if _not_finite(figures) else 0
+        self.untaught = line.get("untaught_groups") if line.get("unlike_calls") else self.untaught
         self._count(signal)
         if (self.demonstrated or not signal.none) and figures.get("trained_tokens", 1):
             self.unchanged = (*self.unchanged, line["step"]) if figures.get("weight_change", 1.0) == 0 else ()
@@ -180,7 +187,8 @@ class Guards:
         Raises:
             RunStopped: There has been no signal for longer than chance explains, or nothing was right to begin with.
         """
-        signal = Signal.of(reward_figures(rollouts))
+        # whether the credit learns from the rewards of calls is known of the steps before
+        signal = Signal.of({**reward_figures(rollouts), "untaught_groups": self.untaught})
         if self.demonstrated or not signal.none:
             return False
         now = attrs.evolve(self)
