@@ -131,6 +131,14 @@ def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -
     assert rollouts.unreadable() == [], "it is whole again"
 
 
+def test_only_files_with_the_names_that_a_run_gives_are_listed(run: Path) -> None:
+    """Somebody's copy was a second file of its step, with each rollout twice."""
+    listed = Rollouts(run).files()
+    for name in ("train-2", "train-000002", "train-00002-copy", "train-٠٠٠٠٢"):
+        write(run, name, row(9, step=2))
+    assert Rollouts(run).files() == listed
+
+
 def test_a_whole_row_is_decoded(run: Path) -> None:
     found = Rollouts(run).row("r2")
     assert (found["input"], found["spans"], found["mode"]) == ({"question": "how many 2?"}, [], "train")

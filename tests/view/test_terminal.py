@@ -23,7 +23,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.rows import row_of
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
-from agentrig.traces import LLM_CALL
+from agentrig.traces import LLM_CALL, REWARD
 from agentrig.view import build_report
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.diagnosis import diagnose, words
@@ -98,6 +98,30 @@ def test_prompts_replies_tokens_timings_and_training_are_shown():
     forgot = attrs.evolve(other, outcome=Outcome(answer=None))
     assert lines_with(span_text(forgot), "─ answer: ") == ["├── answer: None"]
     assert "task task-0000" in text.splitlines()[0]
+
+
+def test_a_reward_of_a_call_is_shown_beside_it():
+    """What the reward says of calls counts; where it says nothing, what the agent gave them."""
+    rollout = rollout_of(0, right=True, mode="dev", step=0, turns=2)
+    told = [line.split("reward ")[-1] for line in lines_with(span_text(rollout), "(Score.calls)")]
+    assert told == ["0 (Score.calls)", "1 (Score.calls)"]
+    spans = list(rollout.trace.spans)
+    last = rollout.trace.llm_calls()[-1]
+    spans.append(attrs.evolve(last, id="given", name="reward", start=last.end, attributes={REWARD: 0.25}))
+    trace = attrs.evolve(rollout.trace, spans=spans)
+    assert "(agentrig.reward)" not in span_text(attrs.evolve(rollout, trace=trace))
+    unscored = attrs.evolve(rollout, trace=trace, score=Score.ok(1.0))
+    shown = span_text(unscored).splitlines()
+    (place,) = (i for i, line in enumerate(shown) if "reward 0.25 (agentrig.reward)" in line)
+    (call,) = (i for i, line in enumerate(shown) if "VERDICT: CORRECT" in line)
+    assert place < call, "beside the last call"
+
+
+def test_a_table_as_input_is_one_line_where_it_fits():
+    rollout = rollout_of(0, right=True, mode="dev", step=0)
+    order = {"id": 7, "items": [{"name": "tea", "price": 2.5}, {"name": "mug", "price": 8}]}
+    task = attrs.evolve(rollout.task, input={"order": order})
+    assert lines_with(span_text(attrs.evolve(rollout, task=task)), "─ order: ") == [f"├── order: {json.dumps(order)}"]
 
 
 def test_a_text_of_the_model_is_shown_once_and_no_path():
@@ -185,7 +209,7 @@ def test_a_timeout_and_components_are_part_of_the_verdict():
     rollout = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=score)
     last = span_text(rollout).splitlines()[1]
     assert "score 0 (timeout)" in last
-    assert last.endswith("5 s are over; syntax 0.933")
+    assert last.endswith("5 s are over; syntax: 0.933")
 
 
 def odd_rollout() -> Rollout:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
+_FILE = re.compile(r"(train|validation|report|dev)-([0-9]{5}|[1-9][0-9]{5,})\.parquet")
 
 
 @attrs.frozen(kw_only=True)

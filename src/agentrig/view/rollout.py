@@ -19,6 +19,7 @@ import attrs
 from agentrig import traces
 from agentrig.figures import NOTHING, count, figure, number
 from agentrig.ledger import REASONS
+from agentrig.rewards import given_to_calls
 from agentrig.rollouts import Rollout
 from agentrig.run.rows import row_of
 from agentrig.text import amount, cut
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 COLUMNS = (
-    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", SECOND,
-    "input", "answer", "duration_s", "reward_s", "version", "calls", "triplets", "prompt_tokens", "response_tokens",
-    "spans",
+    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details",
+    "call_values", SECOND, "input", "answer", "duration_s", "reward_s", "version", "calls", "triplets",
+    "prompt_tokens", "response_tokens", "spans",
 )  # fmt: skip
 """The columns that `readable` needs."""
 
@@ -167,10 +168,9 @@ class Readable:
         return told.get("message") or told.get("reason", "")
 
     def remarks(self, longest: int = LONGEST_TEXT) -> str:
-        """Return all that the reward says, each text cut: its reason, then `executes 1` or `what is wrong: …`."""
-        numbers = mapping(self.row["components"])
-        told = [(f"{key} " if key in numbers else f"{key}: ", text) for key, text in self.scored]
-        return "; ".join(key + cut(text, longest) for key, text in [("", self.reason), *told] if text)
+        """Return all that the reward says, each text cut: its reason, then `executes: 1`, `what is wrong: …`."""
+        told = [f"{key}: {cut(text, longest)}" for key, text in self.scored]
+        return "; ".join(filter(None, [cut(self.reason, longest), *told]))
 
     @property
     def scored(self) -> list[tuple[str, str]]:
@@ -259,13 +259,14 @@ def readable(
             reasons.append((str(key), figure(item)))
         elif item not in (None, "", {}, []):
             reasons.append((str(key), text_of(item, longest)))
+    given = mapping(row["input"]).items()
     return Readable(
         row=row,
         title=question(row),
         verdict=verdict(row),
         score=str(row["failure"]) if row["failure"] else score_of(row),
-        input=[(str(key), _without_folder(text_of(item, longest))) for key, item in mapping(row["input"]).items()],
-        tree=_tree(trace, calls, tokenizer, longest, most_tokens),
+        input=[(str(key), _without_folder(text_of(item, longest, None))) for key, item in given],
+        tree=_tree(trace, calls, _rewards(trace, row["call_values"]), tokenizer, longest, most_tokens),
         answer=text_of(row["answer"], longest) if row["answer"] is not None else "",
         reasons=reasons,
         second_rewards=[(str(name), score_of(mapping(item))) for name, item in mapping(row[SECOND]).items()],
@@ -343,15 +344,23 @@ def _without_folder(text: str) -> str:
     return FOLDER + PurePath(text).name if re.fullmatch(r"/[^\s/]+(/[^\s/]+)+", text) else text
 
 
-def text_of(value: Any, longest: int = LONGEST_TEXT) -> str:
-    """Return any JSON value as text to read, at most so many characters of it."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+def text_of(value: Any, longest: int = LONGEST_TEXT, indent: int | None = 1) -> str:
+    """Return any JSON value as text to read, at most so many characters of it; without `indent`, in one line."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=indent)
     return cut(text, longest)
 
 
 def readable_private(private: PrivatePart, longest: int = LONGEST_TEXT) -> PrivatePart:
     """Return the private part of a task with its parts as texts to read."""
     return attrs.evolve(private, parts={key: text_of(value, longest) for key, value in private.parts.items()})
+
+
+def _rewards(trace: Trace, scored: Any) -> dict[str, str]:
+    """Return the reward of each call that has one, as text, by the call's id: those that the credit `turn` counts."""
+    values = items(scored) or given_to_calls(trace)
+    source = "Score.calls" if items(scored) else "agentrig.reward"
+    told = ((call.id, number(value)) for call, value in zip(trace.llm_calls(), values, strict=False))
+    return {call: f"{value:g} ({source})" for call, value in told if value is not None}
 
 
 def _call(
@@ -485,11 +494,12 @@ def _content(span: Span, kind: str, longest: int) -> tuple[list[tuple[str, str]]
 def _tree(
     trace: Trace,
     fates: Mapping[str, Sequence[Mapping[str, Any]]],
+    rewards: Mapping[str, str],
     tokenizer: Tokenizer | None,
     longest: int,
     most_tokens: int,
 ) -> list[Node]:
-    """Return the spans of a trace, parents first; the arguments are those of `readable`."""
+    """Return the spans of a trace, parents first; `rewards` are those of its calls, the others those of `readable`."""
     spans = trace.spans
     known = {span.id for span in spans}
     below: dict[str, list[Span]] = {}
@@ -513,6 +523,7 @@ def _tree(
             call = _call(span, node, fates.get(span.id, ()), tokens, before, longest, decoded=decoded)
             before = span
             kind, texts, facts = "call", [], list(_facts_of_call(span))
+            facts += [("reward", rewards[span.id])] if span.id in rewards else []
         found.append(
             Node(
                 id=span.id,
