@@ -16,12 +16,14 @@ from typing import Any
 
 import psutil
 import pytest
+from rollouts import rollout
 
 from agentrig import AgentFailure, Endpoint
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.external.command import CommandAgent, remove
 from agentrig.external.config import CommandConfig
 from agentrig.pools import Job
+from agentrig.run.guards import unseen_calls
 from agentrig.runners.attempt import run_agent
 from agentrig.settings import structure
 from agentrig.tracing.recording import recording
@@ -74,6 +76,12 @@ def test_variables_have_the_models_address_under_settable_names(monkeypatch: pyt
     env = sh("env", answer="stdout", variables={"MODE": "fast"}, **named).splitlines()
     assert {"AGL_OPENAI_BASE_URL=http://127.0.0.1:9/v1", "AGL_KEY=key-of-this-rollout", "MODE=fast"} <= set(env)
     assert not [line for line in env if line.startswith("OPENAI_MODEL")]
+    for keys, names in (({}, "OPENAI_BASE_URL and OPENAI_API_KEY"), (named, "AGL_OPENAI_BASE_URL and AGL_KEY")):
+        config = CommandConfig(command="echo 1", **keys)
+        trace = run_agent(CommandAgent(config), Job(id="r1", input=INPUT, endpoint=ENDPOINT)).trace
+        for unrecorded, said in ((0, "No call to the model was recorded"), (3, "3 calls to the model's server came")):
+            told = unseen_calls([rollout(trace=trace)], unrecorded=unrecorded)
+            assert (said in told, f"the address, with the key, in {names} of its environment" in told) == (True, True)
 
 
 def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from rollouts import rollout
 
 from agentrig import Endpoint
 from agentrig.agents import Outcome
@@ -22,6 +23,7 @@ from agentrig.external.http import HttpAgent
 from agentrig.findings import Finding, Situation
 from agentrig.plan import resolve
 from agentrig.pools import Job, RunnerSettings
+from agentrig.run.guards import unseen_calls
 from agentrig.runners.attempt import run_agent
 from agentrig.runners.loops import RunnerLoop
 from agentrig.secrets import Secret
@@ -127,6 +129,11 @@ def test_a_service_gets_the_task_and_the_models_address_and_its_reply_is_the_ans
         "base_url": ENDPOINT.base_url, "api_key": "rollout-key-1", "model": "tiny", "sampling": {"temperature": 0.7},
         "headers": {"x-run": "1"},
     }  # fmt: skip
+    with serving(Service(says({"answer": 1}))) as service:
+        trace = run_agent(HttpAgent(HttpConfig(url=service.address)), JOB).trace
+    assert "call the address, with the key, in base_url and api_key of the request that it gets" in unseen_calls(
+        [rollout(trace=trace)]
+    )
 
 
 def test_an_answer_may_come_later_by_callback() -> None:

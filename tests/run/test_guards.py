@@ -135,10 +135,7 @@ NAMED = [{"request": {"model": "planner"}}] * 2 + [{"request": {"model": "coder"
 NOTHING_KEPT: dict[str, tuple[list[Trace], list[str]]] = {
     "no recorded call": (
         [trace_of()],
-        [
-            "No call to the model was recorded",
-            "Does the agent call endpoint.base_url, and a program the address in its variable OPENAI_BASE_URL, or",
-        ],
+        ["No call to the model was recorded. Does the agent call endpoint.base_url?", "gateway.use=on sees every"],
     ),
     "no token ids": (
         [trace_of("write", "check", ids=False)],

@@ -24,6 +24,7 @@ from agentrig.external.running import CannotStart, Ending, SupervisionFailed, ru
 from agentrig.external.sandboxes import Sandbox
 from agentrig.pools import Job
 from agentrig.text import cut, storable
+from agentrig.traces import ADDRESS
 from agentrig.tracing.recorder import OUTPUT_LIMIT, current, opened
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class CommandAgent:
             with opened("program", attributes) as span_id:
                 if (recorder := current()) is not None and span_id is not None:
                     recorder.outside_in = span_id
+                    if config.base_url_variable:
+                        names = [config.base_url_variable, *filter(None, [config.api_key_variable])]
+                        recorder.about[ADDRESS] = f"{' and '.join(names)} of its environment"
                 waits = None if self._make_callback else callback
                 ending = self._run(job, folder, variables, lambda: waits is not None and waits.arrived is not None)
                 attributes.update(_facts(ending))

@@ -20,6 +20,8 @@ from agentrig.external.callbacks import Callback, Listener, read_answer, returne
 from agentrig.external.config import HttpConfig, key_headers
 from agentrig.pools import Job
 from agentrig.text import cut
+from agentrig.traces import ADDRESS
+from agentrig.tracing.recorder import current
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class HttpAgent:
     async def run_job(self, job: Job) -> Judged:
         """Run a rollout; see `Exchange` for the kinds of its failures."""
         config, callback = self.config, None
+        if (recorder := current()) is not None:
+            recorder.about[ADDRESS] = "base_url and api_key of the request that it gets"
         if config.callback:
             listener = Listener.shared(config.callback_host, config.callback_name)
             callback = Callback(job.id, attempt=job.attempt, listener=listener)

@@ -23,7 +23,7 @@ from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.servers import Server
 from agentrig.text import amount, cut, differs_in_form_only, flat, json_text, with_kind
-from agentrig.traces import ABORTED, ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
+from agentrig.traces import ABORTED, ADDRESS, ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +111,15 @@ def unseen_calls(rollouts: Sequence[Rollout], *, unrecorded: int = 0) -> str:
     """
     if missed := missed_calls(rollouts):
         return missed
+    roots = [span.attributes for rollout in rollouts for span in rollout.trace.spans if span.parent is None]
+    where = next((root[ADDRESS] for root in roots if ADDRESS in root), "")
     if unrecorded:
+        cure = "Set gateway.use=on, or call the model in the agent's own process."
+        if where:
+            cure = f"Let the agent call the address, with the key, in {where}."
         return (
             f"{amount(unrecorded, 'call')} to the model's server came from another process, or from a thread that does "
-            "not belong to a rollout: not recorded and not trained on. Set gateway.use=on, or call the model in the "
-            "agent's own process."
+            f"not belong to a rollout: not recorded and not trained on. {cure}"
         )
     calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
     failed = [span.error for span in calls if span.error is not None]
@@ -123,20 +127,18 @@ def unseen_calls(rollouts: Sequence[Rollout], *, unrecorded: int = 0) -> str:
         return ""
     if failed:
         servers = sorted({str(span.attributes.get(SERVER, "")) for span in calls})
-        cure = (
-            f"\n  They went to {', '.join(servers)}, not to the run's model: give the agent's client endpoint.base_url "
-            "and endpoint.api_key."
-        )
+        given = where or "endpoint.base_url and endpoint.api_key"
+        cure = f"\n  They went to {', '.join(servers)}, not to the run's model: give the agent's client {given}."
         said = f"All calls to the model failed ({len(failed)}), for example: {failed[0]}"
         return said + (cure if all(servers) else "")
     if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
         return ""  # the agents ended before they asked
+    if where:
+        return f"No call to the model was recorded. Does the agent call the address, with the key, in {where}?"
     return (
-        "No call to the model was recorded. Does the agent call endpoint.base_url, and a program the address in its "
-        "variable OPENAI_BASE_URL, or what agent.base_url_variable names?\n  Of an agent in Python the tracer sees "
-        "calls to /chat/completions through httpx (the openai package, LangChain), in its own thread or one that "
-        "copies its context; gateway.use=on sees every "
-        "client's."
+        "No call to the model was recorded. Does the agent call endpoint.base_url?\n  Of an agent in Python the tracer "
+        "sees calls to /chat/completions through httpx (the openai package, LangChain), in its own thread or one that "
+        "copies its context; gateway.use=on sees every client's."
     )
 
 

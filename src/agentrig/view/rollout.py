@@ -41,8 +41,8 @@ COLUMNS = (
 LONGEST_TEXT = 40_000
 """Characters of a message or an output that a page shows."""
 
-HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name", traces.GIVEN, traces.RETURNED})
-"""Attributes that name a span, or are digests for the auditor: no texts to read."""
+HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name", traces.ADDRESS, traces.GIVEN, traces.RETURNED})
+"""Attributes that name a span, are for messages, or are digests for the auditor: no texts to read."""
 
 TASK_KEYS = ("question", "prompt", "instruction", "text")
 """Keys of a task's input that may have its question, the likeliest first."""
