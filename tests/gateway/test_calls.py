@@ -108,13 +108,16 @@ def test_what_is_refused_is_recorded_with_its_reason(gateway: Gateway, model: Sc
     assert "gateway.body_mb" in answers[2].json()["error"]["message"]
     models = httpx.get(f"{endpoint.base_url}/models", headers=key)
     assert [m["id"] for m in models.json()["data"]] == ["scripted"]
-    assert post(endpoint, "embeddings").status_code == 404
+    for name, to in (("scripted", "other"), ("ada", "ada")):
+        error = post(endpoint, "embeddings", model=name, input="x").json()["error"]["message"]
+        assert f'[gateway.models] "{to}" = {{base_url =' in error
+        assert "policy" not in error
     assert [httpx.get(f"{endpoint.base_url}/{name}", headers=key).status_code for name in ("responses", "no")] == [
         405, 404,
     ]  # fmt: skip
     assert model.requests == []
     errors = [str(s.error) for s in visit.close().spans]
-    assert [e[:8] for e in errors] == [f"HTTP {status}" for status in (400, 404, 413, 400, 400, 415, 404)]
+    assert [e[:8] for e in errors] == [f"HTTP {status}" for status in (400, 404, 413, 400, 400, 415, 404, 404)]
 
 
 def test_only_the_key_of_the_open_attempt_is_let_in(gateway: Gateway, model: ScriptedServer) -> None:
@@ -145,6 +148,22 @@ def test_only_the_key_of_the_open_attempt_is_let_in(gateway: Gateway, model: Scr
             assert told.status_code == 401
     assert gateway.left("ro-2") is not None
     assert gateway.left("ro-2") is None
+
+
+def test_one_v1_too_many_or_too_few_is_not_a_wrong_key(gateway: Gateway, model: ScriptedServer) -> None:
+    """Anthropic's clients add one to the base URL that they are given."""
+    visit, endpoint = opened(gateway, model, "ro/1")
+
+    def told(base_url: str, key: str = endpoint.api_key) -> tuple[int, str]:
+        answer = post(Endpoint(base_url=base_url, model="scripted", api_key=key))
+        return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+    assert told(f"{endpoint.base_url}/v1") == (200, "")
+    status, said = told(endpoint.base_url.removesuffix("/v1"))
+    assert (status, said.endswith("has none: it is /v1/chat/completions")) == (404, True)
+    for base_url in (f"{endpoint.base_url}/v1", endpoint.base_url.removesuffix("/v1")):
+        assert told(base_url, "wrong")[0] == 401
+    assert len(visit.close().spans) == 1
 
 
 def test_names_of_parts_and_of_parents(gateway: Gateway, model: ScriptedServer) -> None:

@@ -159,7 +159,7 @@ def test_a_newest_checkpoint_that_is_gone_is_told(
     assert told.count("\n") <= 1
     run = RunDirectory(finished)
     run.lock()
-    warnings = [text for text in read_past(run).warnings if "checkpoint" in text and "made again" not in text]
+    warnings = [text for text in read_past(run).warnings if "checkpoint" in text and "had none" not in text]
     run.release()
     shown = [text for text in read_run(finished).missing if "checkpoint" in text]  # of `why`, `report` and `watch`
     assert said in told
@@ -349,7 +349,7 @@ def test_steps_without_a_checkpoint_that_are_made_again_are_told(finished: Path)
     progress = json.loads((finished / "progress.json").read_text())
     del progress["checkpoints"]["step-00003"]
     (finished / "progress.json").write_text(json.dumps(progress))
-    said = "the last checkpoint is that of step 2: step 3 had none, and is made again"
+    said = "the last checkpoint is that of step 2: step 3 had none, and is removed"
     assert said in read_past(RunDirectory(finished)).warnings
     assert said not in read_past(RunDirectory(finished), from_step=2).warnings, "as the user asks for"
 

@@ -237,13 +237,13 @@ def test_an_example_of_a_failed_rollout_is_in_words(
     assert list(facts.reasons_of_failures.values()) == [1]
 
 
-def failed(messages: Sequence[str]) -> Finding:
-    """Return what is found of a step with these reasons of `reward-invalid`, and as many rollouts that did not fail."""
-    reasons = [("reward-invalid", alike(message)) for message in messages]
+def failed(messages: Sequence[str], kind: str = "reward-invalid") -> Finding:
+    """Return what is found of a step with failures of these reasons, and as many rollouts that did not fail."""
+    reasons = [(kind, alike(message)) for message in messages]
     facts = StepFacts(
         step=1,
         rollouts=2 * len(messages),
-        failures={"reward-invalid": len(messages)},
+        failures={kind: len(messages)},
         reasons_of_failures=Counter(reasons),
         examples=dict(zip(reasons, messages, strict=True)),
     )
@@ -269,6 +269,12 @@ def test_failures_of_a_reward_are_told_by_cause() -> None:
     assert "time" not in failed(raised).advice
     assert failed(late).settings == ("run.reward_budget_s",)
     assert failed(late).text.endswith(f"; for example: {late[0]}")
+
+
+def test_a_deadline_names_the_setting_that_set_it() -> None:
+    own = "AgentFailure: the program ran longer than time_s = 4, and was ended"
+    assert failed([own] * 3 + ["the deadline"], "deadline").settings == ("agent.time_s",)
+    assert failed([own] + ["the deadline"] * 2, "deadline").settings == ("runners.deadline_s",)
 
 
 @pytest.mark.parametrize("tasks", [1, 8], ids=["of one task", "of half of the tasks"])

@@ -72,9 +72,16 @@ class Gateway:
                 text = "only the run's runners open and close rollouts: they bring the run's token"
                 raise Refused(text, status=401, code="invalid_token")
         else:
-            rollout = scope["path"].removeprefix(ROLLOUTS).rpartition("/v1/")[0]
+            below = scope["path"].removeprefix(ROLLOUTS)
+            rollout, v1, _ = below.rpartition("/v1/")
+            route = max((route for route in DIALECTS if below.endswith(f"/{route}")), key=len, default="")
+            # Anthropic's clients add a /v1 of their own to a base URL
+            rollout = rollout.removesuffix("/v1") if v1 else below.removesuffix(f"/{route}")
             known = rollout if scope["path"].startswith(ROLLOUTS) else ""
             scope["agentrig.opened"] = self.book.caller(known, _key(scope))
+            if not v1:
+                text = f"a rollout's base URL ends in /v1, and this path has none: it is /v1/{route or '…'}"
+                raise Refused(text, status=404, code="not_found")
         return True
 
     async def _call(self, opened: Opened, route: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -190,7 +190,7 @@ class Exchange:
         if not isinstance(name, str):
             text = f"model must be a text, not {name!r:.100}; send model = {policy.model!r}{others}"
             raise Refused(text, status=400, code="invalid_type", param="model")
-        if name != policy.model and name not in self.rules.models:
+        if name != policy.model and name not in self.rules.models and self.route not in ONLY_FIXED:
             raise Refused(
                 f"there is no model {name!r:.200} here; send model = {policy.model!r} (an agent has it as "
                 f"endpoint.model, a program as OPENAI_MODEL){others}. For an agent that always sends this name, add to "
@@ -202,8 +202,11 @@ class Exchange:
         fixed = self.rules.models.get(name)
         self._upstream, self._fixed = fixed or policy, fixed is not None
         if self.route in ONLY_FIXED and fixed is None:
+            other = json.dumps("other" if name == policy.model else name[:200])
             raise Refused(
-                f"the run's model answers no /v1/{self.route}: it is trained on chat completions; {ELSEWHERE}",
+                f"the run's model answers no /v1/{self.route}: it is trained on chat completions. Name a model that is "
+                f"not trained, and let the agent send that name: [gateway.models] {other} = "
+                '{base_url = "https://…/v1", model = "…", api_key_env = "…"}',
                 status=404,
                 code="not_found",
                 param="model",

@@ -174,7 +174,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         if again:
             which = f"step {again[0]}" if len(again) == 1 else f"steps {again[0]} to {again[-1]}"
             made = "is" if len(again) == 1 else "are"
-            warnings.append(f"the last checkpoint is that of step {step}: {which} had none, and {made} made again")
+            warnings.append(f"the last checkpoint is that of step {step}: {which} had none, and {made} removed")
     if damaged:
         warnings.append(
             f"metrics.jsonl: {amount(len(damaged), 'line')} could not be read when the run resumed after step {step} "

@@ -55,6 +55,9 @@ SHORTER = (
 LATE = "the reward ran past its budget"
 """How the reason begins if the reward took too long."""
 
+OWN_TIME = "the program ran longer than time_s"
+"""What it says if a program took longer than it may by its own setting, which ends it before `runners.deadline_s`."""
+
 RAISED = "the reward raised "
 """How it begins if the reward raised; the place in its code comes at the end."""
 
@@ -160,6 +163,9 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
         advice = "\n".join(dict.fromkeys(text for _, text in cures)).replace("{", "{{").replace("}", "}}")
     else:
         settings, advice = CURES.get(worst, ((), "{see}"))
+        most = next((reason for reason, _ in reasons.most_common() if reason[0] == worst), None)
+        if most is not None and OWN_TIME in examples[most]:
+            settings = ("agent.time_s",)
     yield problem(
         "failures",
         text,
