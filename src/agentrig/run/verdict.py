@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -65,14 +65,13 @@ def never_right(tried: Mapping[tuple[str, str], Sequence[int]]) -> str:
     return f"{' and '.join(words)} {'were' if len(found) > 1 else 'was'} never right: {NEVER}"
 
 
-def _by_class(rollouts: Sequence[Rollout]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return of each class of each slice how many scored rollouts were right, and how many there are."""
-    tried: dict[tuple[str, str], tuple[int, int]] = {}
-    for rollout in rollouts:
-        for of in rollout.task.slices.items() if rollout.value is not None else ():
-            right, n = tried.get(of, (0, 0))
-            tried[of] = right + bool(rollout.correct), n + 1
-    return tried
+def by_class(scored: Iterable[tuple[Mapping[str, str], bool]]) -> dict[tuple[str, str], list[int]]:
+    """Return what `never_right` takes, from the slices of scored rollouts and whether each was right."""
+    tried: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for slices, right in scored:
+        for of in slices.items():
+            tried[of] = [tried[of][0] + right, tried[of][1] + 1]
+    return dict(tried)
 
 
 @attrs.frozen(kw_only=True)
@@ -188,7 +187,7 @@ def judge(
             kind="failing", message=f"{what}; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
         )
     accuracy = sum(bool(r.correct) for r in rollouts) / len(values)
-    never = never_right(_by_class(rollouts))
+    never = never_right(by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None))
     but = f" But {never}" if never else ""
     if accuracy >= SOLVED:
         message = "The model already solves nearly all training tasks: little is left for training. Use harder tasks."

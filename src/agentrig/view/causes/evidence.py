@@ -18,7 +18,7 @@ from agentrig.correctness import CORRECT_TOLD, as_much
 from agentrig.figures import number, points
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
-from agentrig.run.verdict import never_right
+from agentrig.run.verdict import by_class, never_right
 from agentrig.text import alike, amount
 from agentrig.view.reading import (
     SLICES,
@@ -208,7 +208,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         alive={str(row["task_id"]) for row in [*filter(is_correct, scored), *(rows[0] for rows in unlike)]},
         tried={str(row["task_id"]) for row in scored},
         solved={str(row["task_id"]) for row in scored if is_correct(row)},
-        classes=_classes_of(scored),
+        classes=by_class((_slices_of(row), is_correct(row)) for row in scored),
         reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
         only_answer=only,
@@ -218,16 +218,10 @@ def facts_of(file: RolloutFile) -> StepFacts:
     )
 
 
-def _classes_of(scored: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[int]]:
-    """Return the counts of each class of each slice; the slice `calls` is of rollouts, not of tasks."""
-    classes: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for row in scored:
-        for name, part in mapping(decoded({SLICES: row.get(SLICES)})[SLICES]).items():
-            if name != "calls":
-                counts = classes[name, str(part)]
-                counts[0] += is_correct(row)
-                counts[1] += 1
-    return dict(classes)
+def _slices_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the slices of a row's task; the slice `calls` is the rollout's."""
+    slices = mapping(decoded({SLICES: row.get(SLICES)})[SLICES])
+    return {name: str(part) for name, part in slices.items() if name != "calls"}
 
 
 def measured_of(file: RolloutFile) -> Measured:
