@@ -31,6 +31,7 @@ from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn, gold_
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.observers import StepEnd
 from agentrig.plan import Plan, resolve
+from agentrig.processes.ends import RunSignals
 from agentrig.rollouts import Rollout
 from agentrig.run.auditing import Auditing
 from agentrig.run.demonstration_server import demonstrating
@@ -657,6 +658,34 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
     assert said[3] == "the training ended after 1 of 20 passes, because --until 0.2 was reached, in two tries"
     told = "one and the same answer would be right in about 25% of the tasks, and the training ended at 23.0%: this"
     assert (told in done.output, "a higher --until, such as 0.44" in done.output) == (guesses, share > 0)
+
+
+def test_a_model_is_not_tried_again_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(plan: Any, wanted: Any, labels: Any, turns: Any, log: Any, enough: Any, learned: Any) -> Any:
+        wanted.directory.mkdir()
+        signals = RunSignals(None, lambda error: None)
+        signal.signal(signal.SIGINT, signals)
+
+        def measured() -> Measurement:
+            signals.first = signal.SIGTERM  # comes while the model is tried
+            return Measurement(accuracy=0.9, reward=0.9, n=64)
+
+        assert enough(1.0, measured) >= 1
+        return StartingModel(
+            directory=wanted.directory, parameters=1, vocabulary=1, context=9, longest=1, longest_reply=1, lr=1e-3,
+            updates=1, passes=1.0, losses=(0.5,), wall_s=1.0, interrupted=signal.SIGTERM,
+        )  # fmt: skip
+
+    monkeypatch.setattr("agentrig.run.warmup.make_start", made)
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--parameters", "6e4", "--tokenizer", "bytes"]
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        done = CliRunner().invoke(main, [*words, "--no-measure", "--until", "0.2", "--out", str(tmp_path / "m")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.exit_code == 128 + signal.SIGTERM, done.output
+    assert "so far: 90.0% of 64" in done.output
+    assert "again" not in done.output
 
 
 def test_an_answer_of_several_keys_is_told_before_anything_starts_and_by_validate(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Template:
         found = []
         if self.warmup is not None:
             made = warmup_command([name, *self.warmup.split(), *shlex.split(more)])
-            found = [(made, "makes its starting model")]
+            found = [(made, "makes its starting model; few labels, for easy tasks")]
         return [
             *found,
             (f"{self.environment}agentrig train {self.use.format(kind=self.kind, name=name)}{more}", "trains with it"),

@@ -319,7 +319,7 @@ def _make(
     import attrs
 
     from agentrig.figures import amount
-    from agentrig.processes.ends import Interrupted
+    from agentrig.processes.ends import Interrupted, asked_to_end
     from agentrig.run import warmup as run
     from agentrig.run.evaluate import evaluate
     from agentrig.run.files import write_whole
@@ -407,7 +407,7 @@ def _make(
         of = amount(len(labels.measured), "training task")
         say(f"trying the model of pass {run.one_decimal(done)} on {of} …", "trying the model")
         found, tries = measured(), tries + 1
-        if (found.accuracy or 0.0) < until:
+        if (found.accuracy or 0.0) < until or asked_to_end():
             say(_measured("so far", found, where))
         else:
             again = "; one try may be lucky, so the same model is tried again …"
