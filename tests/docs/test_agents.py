@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,14 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         yield Endpoint(base_url=address, model="replay", token_ids=True, sampling=sampling, headers=headers)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # a runner's process would end its clients
+
+
 @pytest.fixture(autouse=True)
 def _clients_end_here() -> Iterator[None]:
-    """Close the clients after each test, as the end of a runner's process would, so that they cannot warn later."""
+    """Close the clients with each test, so that they cannot warn later."""
     yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    gc.collect()
 
 
 def written(folder: Path, file: str) -> str:
