@@ -122,7 +122,7 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
 }  # fmt: skip
 """What was planted to the cause that must be named first, overrides, and components."""
-QUICK = ("the adapter matches nothing", "the agent sends a seed")
+QUICK = ("the adapter matches nothing", "the agent sends a seed", "the reward draws lots")
 """The others run when asked for; test_recorded_runs.py reads recorded runs."""
 
 
