@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import agentrig
 from agentrig import AdapterSpec, AgentSpec, RewardSpec, Score, hookimpl
 from agentrig.adapters import triplet_of
@@ -26,6 +28,10 @@ def pays_odd(task, outcome, budget_s):
     return Score.ok(float(right or outcome.answer == "odd"), correct=right)
 
 
+def draws_lots(task, outcome, budget_s):
+    return Score.ok(float(random.random() < 0.5))
+
+
 @hookimpl
 def register_adapters():
     yield AdapterSpec(name="twice", summary="Returns each call two times.", build=lambda config: twice)
@@ -34,6 +40,7 @@ def register_adapters():
 @hookimpl
 def register_rewards():
     yield RewardSpec(name="pays-odd", summary="Pays wrong answers too.", build=lambda config: pays_odd)
+    yield RewardSpec(name="draws-lots", summary="Pays by chance.", build=lambda config: draws_lots)
 
 
 @hookimpl

@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from quick import quick_first
 
 from agentrig import Outcome
-from agentrig.audit.verdicts import LINKS
+from agentrig.audit.scores import EXCHANGED
+from agentrig.audit.verdicts import LINKS, TWO_SCORES
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.plan import resolve
@@ -110,12 +111,18 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the reward judges nothing": ("failures", ["reward.invalid=true", "algorithm.report=false"], {}),
     "the reward pays nothing": ("tasks-too-hard", ["reward.right=0"], {}),
     "the reward pays everything": ("tasks-too-easy", ["reward.wrong=1"], {}),
+    "the reward draws lots": ("reward-contradicts-itself", [], {"reward": "draws-lots"}),
+    "the reward draws lots, and nothing is measured": (
+        "reward-contradicts-itself",
+        ["algorithm.report=false"],
+        {"reward": "draws-lots"},
+    ),
     "the reward is a constant": ("constant-reward", ["reward.right=0.5", "reward.wrong=0.5"], {}),
     "no weight changes": ("weights-unchanged", ["algorithm.change=0"], {}),
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
 }  # fmt: skip
 """What was planted to the cause that must be named first, overrides, and components."""
-QUICK = ("the adapter matches nothing", "the agent sends a seed")
+QUICK = ("the adapter matches nothing", "the agent sends a seed", "the reward draws lots")
 """The others run when asked for; test_recorded_runs.py reads recorded runs."""
 
 
@@ -176,6 +183,7 @@ def test_the_settings_of_a_fault_that_the_auditor_found_are_those_of_its_link(en
         ("score", "the reward", ["reward.use"]),
         ("tasks tasks held-out", "the reward", ["tasks.use"]),
         ("tasks", "an agent (agent.use), a runner (runners.use)", ["agent.use", "runners.use"]),
+        ("score held-out", EXCHANGED, ["agent.use"]),
     )
     for links, causes, keys in cases:
         faults = "\n".join(f"  {link}: 2 differ.\n    Likely causes: {causes}" for link in links.split())
@@ -779,6 +787,17 @@ def test_the_auditors_words_come_first_and_trends_before_other_warnings(tmp_path
     assert (first, third) == ("the auditor found a fault: x", "two are alike")
     assert "all rollouts got the same reward" in second
     assert verdict(diagnose(run)).startswith(f"{FADED} was found")
+
+
+def test_a_score_that_the_auditor_cannot_check_since_the_reward_contradicts_itself_is_a_warning(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=4)
+    summary = json.loads((run / "summary.json").read_text())
+    left = {"score": f"{TWO_SCORES}: 0.3 and 0.7", "gradient": "it may take 10 s"}
+    seen = {"links": 7, "of": 9, "steps": [1, 2], "not_looked_at": left}
+    (run / "summary.json").write_text(json.dumps({**summary, "audited": seen}))
+    first, *others = [f.text for f in diagnose(run).warnings]
+    assert first == f"the auditor could check score in no step: {left['score']}"
+    assert not any("gradient" in text for text in others)
 
 
 def test_a_run_that_goes_on_and_has_no_step_yet_says_so(tmp_path: Path) -> None:

@@ -304,7 +304,11 @@ def test_graded_rewards_have_an_interval_and_a_test_of_their_mean(tmp_path: Path
     for step, most in ((0, 0.3), (2, 0.6)):
         rewards = [round(most * (i % 5) / 4, 3) for i in range(40)]
         made = [
-            attrs.evolve(rollout_of(i, right=False, mode="report", step=step), score=Score.ok(reward))
+            attrs.evolve(
+                rollout_of(i, right=False, mode="report", step=step),
+                score=Score.ok(reward),
+                outcome=Outcome(answer=f"{step}"),
+            )
             for i, reward in enumerate(rewards)
         ]
         RunDirectory(run).write_rollouts(made, mode="report", step=step)
@@ -314,6 +318,28 @@ def test_graded_rewards_have_an_interval_and_a_test_of_their_mean(tmp_path: Path
     )
     assert f"T{said}." in ending(run)
     assert f"t{said}" in html.unescape(build_report([run]).read_text())
+
+
+@pytest.mark.parametrize(("n", "named"), [(40, True), (5, True), (1, False)])
+def test_a_gain_of_answers_that_only_the_reward_changed_is_not_called_significant(
+    tmp_path: Path, n: int, named: bool
+) -> None:
+    run = write_run(tmp_path / "run", steps=8)
+    for step in (0, 8):  # the first n tasks have the same answer at both ends, the others of the first 30 got right
+        made = [rollout_of(i, right=step > 0 and n <= i < 30, mode="report", step=step) for i in range(40)]
+        paid = [attrs.evolve(r, score=Score.ok(1.0, correct=True)) if step and i < n else r for i, r in enumerate(made)]
+        RunDirectory(run).write_rollouts(paid, mode="report", step=step)
+    text, found, page = ending(run), diagnose(run), html.unescape(build_report([run]).read_text())
+    assert [f.cause for f in found.problems] == ["reward-contradicts-itself"] * named
+    same = f"{n} of these {max(n, 30)} have the same answer at both ends; without them, "
+    tested = {40: f"({same}no task changed)", 5: f"({same}sign test p < 0.001: significant)"}
+    for shown in (text, page):
+        assert tested.get(n, "(sign test p < 0.001: significant)") in re.sub("<.*?>", "", shown)
+    if n == 40:
+        assert "so the gain is the reward's, not the model's" in text
+        assert "significant" not in text
+        assert not found.gained
+        assert '<b class="good">' not in page[page.index('<div class="accuracy">') :].split("95% intervals")[0]
 
 
 def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrig.audit.record import TASKS, Call, Row
 from agentrig.audit.step import Step
-from agentrig.audit.verdicts import GIVEN, CannotLook, Verdict, fault, faults, ok, some
+from agentrig.audit.verdicts import GIVEN, TWO_SCORES, CannotLook, Verdict, fault, faults, ok, some
 from agentrig.text import amount
 from agentrig.traces import LLM_CALL, REWARD, SERVER, mapping
 
@@ -36,7 +36,9 @@ MOVED = 4
 UNHEARD, UNHEARD_N = 0.9, 8
 """The share of rollouts, and the least number, whose later replies do not reach the answer, for that to be named."""
 
-EXCHANGED = "state that rollouts of the agent share (a global, an attribute), or answers or calls that were mixed up"
+EXCHANGED = (
+    "state that rollouts of the agent share (agent.use: a global, an attribute), or answers or calls that were mixed up"
+)
 
 CAUSES = "rewards that went to other rollouts, a reward that depends on more than task and answer"
 
@@ -235,7 +237,7 @@ def scored_again(step: Step, rows: Sequence[Row], role: str) -> tuple[int, list[
         if differ or (found.value, found.correct) != (row.value, row.correct):  # a call's 0 may be that of a time limit
             again = sources.score(known[row.task_id], row)
             if SAID(again) != SAID(found):
-                raise CannotLook(f"the reward gives two scores to one answer: {found.value} and {again.value}")
+                raise CannotLook(f"{TWO_SCORES}: {found.value} and {again.value}")
             was, now = (f"{one.value}{' (correct)' if one.correct else ''}" for one in (row, found))
             where = f"rollout {row.id} of task {row.task_id}"
             if (found.value, found.correct) != (row.value, row.correct):

@@ -23,6 +23,9 @@ OF_WEIGHTS = ("text", "distribution", "advantages", "gradient", "weights", "deli
 NO_WEIGHTS = "prompts, no weights"
 """Why these are not looked at in such a run."""
 
+TWO_SCORES = "the reward gives two scores to one answer"
+"""Begins why a link is not looked at that needs a reward which can be asked again."""
+
 GIVEN = "demonstrations: "
 """Begins why a link is not looked at that a run on demonstrations does not have."""
 

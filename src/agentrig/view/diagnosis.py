@@ -37,6 +37,7 @@ Rule = Callable[[Evidence], Iterable[Finding]]
 
 RULES: Sequence[Rule] = (
     weights.audited,
+    rewards.two_scores,  # before all that rests on the reward's word
     outcome.told,
     outcome.other_settings,
     outcome.reflections,

@@ -121,8 +121,8 @@ def before_and_after(run: RunData, *, whole: bool = True) -> dict[str, Any]:
     """
     evidence = Evidence.of_ends(run)
     better, worse, _, _ = evidence.changed
-    p = sign_test(better, worse)
-    chance = figures.chance(better, worse) if evidence.where.startswith("held-out") and better + worse else ""
+    p = sign_test(*evidence.learned)
+    chance = evidence.chance if evidence.where.startswith("held-out") and better + worse else ""
     measured = figures.held_out(run)
     stated = dig(run.manifest, "data", "report", "split") or run.setting("run", "report")
     found = {**measured, "measured": any(number(measured["accuracy"][end]) is not None for end in tables.ENDS)}

@@ -9,7 +9,6 @@ import attrs
 
 from agentrig.figures import number
 from agentrig.text import cut
-from agentrig.view import figures
 from agentrig.view.beside import PrivatePart, calls_of, private_of, tokenizer_of
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.html import Links
@@ -92,8 +91,7 @@ def before_after(evidence: Evidence) -> dict[str, Any] | None:
             pair = {"task": task, "private": None, "title": sides[0].title, "outcome": words}
             shown.append({**pair, "facts": facts, "sides": sides})
     better, worse, _, judged = evidence.changed
-    chance = figures.chance(better, worse)
-    told = {"better": better, "worse": worse, "chance": chance, "judged": judged}
+    told = {"better": better, "worse": worse, "chance": evidence.chance, "judged": judged}
     lists = {
         words: [
             {"task": task, "title": cut(titles[task], QUESTION), "ids": [end[task][0] for end in evidence.ends]}

@@ -20,6 +20,7 @@ from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import by_class, never_right
 from agentrig.text import alike, amount
+from agentrig.view import figures
 from agentrig.view.reading import (
     SLICES,
     RolloutFile,
@@ -33,9 +34,15 @@ from agentrig.view.reading import (
 )
 
 COLUMNS = (
-    "id", "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets",
-    "answer", "own_reward", SLICES,
+    "id", "task_id", "group", "failure", "message", "details", "status", "value", "correct", "calls", "truncated",
+    "triplets", "answer", "own_reward", SLICES,
 )  # fmt: skip
+
+RESCORED, RESCORED_N = 0.1, 2
+"""The share of equal answers, and the least number, that get two scores of a reward which is not to be believed."""
+
+APART = 0.1
+"""How far scores of one answer must differ, relative to the reward's range, to be two: a judge, or a clock, varies."""
 
 
 FailureReason = tuple[str, str]
@@ -78,6 +85,8 @@ class StepFacts:
         classes: Of each class of each slice of the tasks: how many scored ones are correct, and how many there are.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
+        repeated: Answers that several scored rollouts of a group gave.
+        contradicted: Of these, those that are right and wrong where the model's replies are the same, too.
     """
 
     step: int
@@ -115,6 +124,8 @@ class StepFacts:
     classes: Mapping[tuple[str, str], Sequence[int]] = attrs.field(factory=dict)
     reasons: Mapping[str, int] = attrs.field(factory=dict)
     group_means: Sequence[float] = ()
+    repeated: int = 0
+    contradicted: int = 0
 
 
 Measured = Mapping[str, tuple[str, bool, str, float]]
@@ -171,7 +182,15 @@ def facts_of(file: RolloutFile) -> StepFacts:
     unlike = [rows for rows in several if len({row["value"] for row in rows}) > 1]
     answers = {str(row["answer"]) for row in scored}
     only = answers.pop() if len(answers) == 1 and "null" not in answers else ""
-    with_replies = rollout_rows([file], ("id", "replies"), decode=False) if only else ()
+    given: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for name, rows in groups.items():
+        for row in rows:
+            if row["status"] == "ok":
+                given[name, row["answer"], row["own_reward"]].append(row)
+    repeated = [rows for rows in given.values() if len(rows) > 1]
+    contradicted = [rows for rows in repeated if len({is_correct(row) for row in rows}) > 1]
+    ids = None if only else [row["id"] for rows in contradicted for row in rows]
+    with_replies = rollout_rows([file], ("id", "replies"), ids=ids, decode=False) if only or ids else ()
     replies = {row["id"]: row["replies"] for row in with_replies}
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
@@ -215,6 +234,12 @@ def facts_of(file: RolloutFile) -> StepFacts:
         unlike_replies=sum(len({replies.get(row["id"]) for row in rows}) > 1 for rows in several),
         judged_only=len(several) - len(answering),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
+        repeated=len(repeated),
+        contradicted=sum(
+            len({(replies.get(row["id"]), is_correct(row)) for row in rows})
+            > len({replies.get(row["id"]) for row in rows})
+            for rows in contradicted
+        ),
     )
 
 
@@ -236,6 +261,29 @@ def measured_of(file: RolloutFile) -> Measured:
         for row in rows
         if not row["failure"] and number(row["value"]) is not None
     }
+
+
+def heard_of(file: RolloutFile) -> dict[str, tuple[str, float | None]]:
+    """Return, of each scored rollout of a file, what the model replied in it and the agent's own reward, by id."""
+    rows = rollout_rows([file], ("id", "status", "replies", "own_reward"), decode=False)
+    return {str(row["id"]): (str(row["replies"]), row["own_reward"]) for row in rows if row["status"] == "ok"}
+
+
+@attrs.frozen
+class Rescored:
+    """Tasks with the same answer, of the same replies, in two measurements, and what the reward made of them.
+
+    Attributes:
+        same: How many there are.
+        scores: Of these, those with another score, or another verdict.
+        better: Of these, those that went from wrong to right.
+        worse: Those that went from right to wrong.
+    """
+
+    same: int = 0
+    scores: int = 0
+    better: int = 0
+    worse: int = 0
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -339,6 +387,39 @@ class Evidence:
     def changed(self) -> tuple[int, int, int, int]:
         """Of the tasks measured at both ends: how many got right, wrong, another answer; and how many there are."""
         return changed(*self.ends) if self.ends else (0, 0, 0, 0)
+
+    @cached_property
+    def rescored(self) -> Rescored | None:
+        """The answers that are the same at both ends, if the reward gave many of them another score; else None."""
+        first, last = self.ends or ({}, {})
+        scores = [reward for end in (first, last) for *_, reward in end.values()]
+        far = APART * (max(scores) - min(scores)) if scores else 0.0
+        pairs = [(first[task], last[task]) for task in first.keys() & last.keys() if first[task][2] == last[task][2]]
+        if sum(a[1] != b[1] or abs(a[3] - b[3]) > far for a, b in pairs) < RESCORED_N:
+            return None  # the replies, which take time, need not be read
+        files = self.run.measured()
+        heard = self.run.seen.of(files[0], heard_of) | self.run.seen.of(files[-1], heard_of)
+        pairs = [(a, b) for a, b in pairs if a[0] in heard and heard[a[0]] == heard.get(b[0])]
+        n = sum(a[1] != b[1] or abs(a[3] - b[3]) > far for a, b in pairs)
+        if n < max(RESCORED_N, RESCORED * len(pairs)):
+            return None
+        better, worse = (sum(b[1] > a[1] for a, b in pairs), sum(a[1] > b[1] for a, b in pairs))
+        return Rescored(len(pairs), n, better, worse)
+
+    @cached_property
+    def learned(self) -> tuple[int, int]:
+        """How many tasks got right, and wrong, without those that only the reward changed: see `rescored`."""
+        better, worse, *_ = self.changed
+        none = self.rescored or Rescored()
+        return better - none.better, worse - none.worse
+
+    @property
+    def chance(self) -> str:
+        """In words whether the split of the changed tasks may be chance, see `figures.chance`."""
+        better, worse, *_ = self.changed
+        same = better + worse - sum(self.learned)
+        of = f"{same} of these {better + worse} have the same answer at both ends; without them, " if same else ""
+        return f"{of}{figures.chance(*self.learned)}"
 
     @cached_property
     def gain(self) -> float | None:

@@ -274,7 +274,7 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
 
 def changes(evidence: Evidence) -> Iterator[Finding]:
     """How many tasks became right or wrong, and whether that may be chance."""
-    better, worse, _, judged = evidence.changed
+    (better, worse, _, judged), rescored = evidence.changed, evidence.rescored
     if evidence.ends is None or not judged:
         return
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
@@ -294,10 +294,11 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         return
     text = (
         f"of {tasks}, {count(better)} went from wrong to right and {count(worse)} "
-        f"from right to wrong ({figures.chance(better, worse)})"
+        f"from right to wrong ({evidence.chance})"
     )
+    better, worse = evidence.learned
     if sign_test(better, worse) > SIGNIFICANT:
-        yield Finding(doubt, f"{text}{few}")
+        yield Finding(doubt, text if rescored else f"{text}{few}")
     elif better > worse:
         yield Finding("ok", text)
     elif evidence.run.summary.get("solved") or not _has_rate(evidence) or _reward_fell_far(evidence):
@@ -314,13 +315,19 @@ def mean_reward(evidence: Evidence) -> Iterator[Finding]:
     if len(both) < 2 or len(graded) == len({right for right, _ in graded}):
         return
     before, after = (sum(end[3] for end in ends) / len(both) for ends in zip(*both, strict=True))
+    text = (
+        f"the mean reward of the {count(len(both))} {evidence.where.partition(' split')[0]} tasks went from "
+        f"{before:.3f} to {after:.3f}: {after - before:+.3f}"
+    )
+    if evidence.rescored:
+        scores = f"{count(evidence.rescored.scores)} of them have the same answer at both ends and another score"
+        yield Finding("fact", f"{text}; {scores}")
+        return
     differences = [end[3] - start[3] for start, end in both]
     (low, high), p = mean_interval(differences), flip_test(differences)
     yield Finding(
         "fact" if p > SIGNIFICANT else "ok" if after > before else "warn",
-        f"the mean reward of the {count(len(both))} {evidence.where.partition(' split')[0]} tasks went from "
-        f"{before:.3f} to {after:.3f}: {after - before:+.3f}, 95% interval {low:+.3f} to {high:+.3f} (permutation test "
-        f"{judged(p)})",
+        f"{text}, 95% interval {low:+.3f} to {high:+.3f} (permutation test {judged(p)})",
     )
 
 
@@ -393,7 +400,7 @@ def remarks(evidence: Evidence, held_out: Mapping[str, Any]) -> list[str]:
 
     `held_out` is what the function of that name returns; empty to leave the classes out.
     """
-    accuracy, (better, worse, _, _) = figures.held_out(evidence.run)["accuracy"], evidence.changed
+    accuracy, (better, worse) = figures.held_out(evidence.run)["accuracy"], evidence.learned
     p = sign_test(better, worse) if evidence.where.startswith("held-out") else None
     overlap = figures.overlap(accuracy["before_ci95"], accuracy["after_ci95"], p)
     said = [figures.PAIRED.format("")] if overlap else []

@@ -1,4 +1,4 @@
-"""A reward that pays for wrong answers, or rises while another one, which is only logged, does not."""
+"""A reward that contradicts itself, pays for wrong answers, or rises while one that is only logged does not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from agentrig.correctness import as_much
 from agentrig.figures import count, figure, mean, number
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.evidence import RESCORED, RESCORED_N, Evidence
 from agentrig.view.causes.finding import Finding, problem
-from agentrig.view.causes.trend import LIKELY, at_least, more_right, quarter, so_many, trend
+from agentrig.view.causes.trend import LIKELY, at_least, more_right, quarter, rose, so_many, trend
 from agentrig.view.reading import SECOND, dig, mapping
 
 MOST = 0.5
@@ -21,6 +21,49 @@ APART = 0.1
 
 OVERPAID = 0.05
 """The share of the latest answers that must surely get the full reward and not be correct, to be named."""
+
+
+def two_scores(evidence: Evidence) -> Iterator[Finding]:
+    """A reward that depends on more than task and answer: on the time, on its earlier calls, on chance."""
+    found, repeated, n = evidence.rescored, evidence.total("repeated"), evidence.total("contradicted")
+    if evidence.demonstrated:
+        repeated = n = 0
+    if found:
+        verdicts = found.better + found.worse
+        scores = f" ({count(found.scores)} their score)" if found.scores > verdicts else ""
+        changed = f"{count(verdicts)} of these changed their verdict{scores}"
+        if not verdicts:
+            changed = f"{count(found.scores)} of these changed their score"
+        what = "the gain" if rose(*evidence.changed[:2]) and not more_right(evidence) else "this change"
+        text = (
+            f"{count(found.same)} of {count(evidence.changed[3])} {evidence.where.partition(' split')[0]} answers are "
+            f"the same before and after, and {changed}; so {what} is the reward's, not the model's"
+        )
+        seen = (found.scores, found.same, "answers")
+    elif n >= max(RESCORED_N, RESCORED * repeated):
+        text = (
+            f"of {count(repeated)} answers that several training rollouts of a task gave in a step, {count(n)} are "
+            "both right and wrong, of the same replies of the model"
+        )
+        seen = (n, repeated, "answers")
+    else:
+        return
+    yield problem(
+        "reward-contradicts-itself",
+        f"the reward gives one answer two scores: {text}",
+        seen=seen,
+        since=evidence.since("contradicted") if n else None,
+        settings=("reward.use",),
+        advice="A reward must depend on the task and the answer alone: not on the time, on its earlier calls, or on "
+        "random numbers. A model that judges needs temperature 0.",
+        lost=1.0,
+        explains=(
+            "reward-exploited", "second-reward-behind", "truncated-answers", "tasks-too-hard", "tasks-too-easy",
+            "constant-reward", "zero-variance-groups", "credit-leaves-out", "memorised", "entropy-collapse",
+            "low-entropy", "no-exploration", "learning-rate-too-large", "learning-rate-too-small", "warmup-too-long",
+            "kl-too-strong", "clip-fraction",
+        ),
+    )  # fmt: skip
 
 
 def exploited(evidence: Evidence) -> Iterator[Finding]:

@@ -94,12 +94,13 @@ def trend(values: Sequence[float]) -> float:
 
 def gained(evidence: Evidence) -> bool:
     """Whether the run got better: on the tasks that were measured at both ends, or in training and not worse there."""
-    return more_right(evidence) or (reward_rose(evidence) and not fewer_right(evidence))
+    rise = reward_rose(evidence) and not evidence.rescored
+    return more_right(evidence) or (rise and not fewer_right(evidence))
 
 
 def more_right(evidence: Evidence) -> bool:
     """Whether significantly more of the tasks that were measured at both ends are right at the end."""
-    return rose(*evidence.changed[:2])
+    return rose(*evidence.learned)
 
 
 def rose(better: int, worse: int) -> bool:
@@ -109,7 +110,7 @@ def rose(better: int, worse: int) -> bool:
 
 def fewer_right(evidence: Evidence) -> bool:
     """Whether significantly fewer of the tasks that were measured at both ends are right at the end."""
-    better, worse = evidence.changed[:2]
+    better, worse = evidence.learned
     return rose(worse, better)
 
 

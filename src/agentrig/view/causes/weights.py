@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrig.audit.verdicts import NO_WEIGHTS
+from agentrig.audit.verdicts import NO_WEIGHTS, TWO_SCORES
 from agentrig.figures import GRAD_NORM, count, figure, number
 from agentrig.text import amount
 from agentrig.view import figures
@@ -102,6 +102,9 @@ def audited(evidence: Evidence) -> Iterator[Finding]:
     faults, notes = seen.get("faults"), seen.get("notes")
     if isinstance(notes, list) and notes:
         yield Finding("warn", f"the auditor noted: {notes[0]}")
+    for link, why in mapping(seen.get("not_looked_at")).items():
+        if str(why).startswith(TWO_SCORES):
+            yield Finding("warn", f"the auditor could check {link} in no step: {why}")
     if isinstance(faults, list) and faults:
         yield Finding("warn", f"the auditor found a fault: {faults[0]}")
     elif text := links_audited(evidence.run):

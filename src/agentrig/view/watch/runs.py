@@ -72,8 +72,9 @@ class Run:
         if None in (figures.held_out(data)["accuracy"][end] for end in ("before", "after")):
             return False
         with self._lock:
-            better, worse, _, _ = Evidence.of_ends(data).changed
-        return better != worse and sign_test(better, worse) > SIGNIFICANT
+            evidence = Evidence.of_ends(data)
+            better, worse, _, _ = evidence.changed
+            return better != worse and sign_test(*evidence.learned) > SIGNIFICANT
 
     def data(self) -> RunData:
         """Return what the directory has now, without its rollouts.
