@@ -211,6 +211,19 @@ def warn_of_form(rollouts: Sequence[Rollout], *, step: int) -> bool:
     return bool(said)
 
 
+def warn_of_late(rollouts: Sequence[Rollout], *, step: int) -> bool:
+    """Warn of answers that the reward scored as `timeout`; return whether there were any."""
+    scores = [r.score for r in rollouts if r.score is not None]
+    late = [score for score in scores if score.status == "timeout"]
+    if late:
+        log.warning(
+            "step %d: the reward scored %d of %d answers as `timeout`, for example: %s. They count as wrong, and are "
+            "trained on with the value that it gives them",
+            *(step, len(late), len(scores), cut(" ".join(str(late[0].details.get("reason") or "no reason").split()), 300)),
+        )
+    return bool(late)
+
+
 def none_answered(rollouts: Sequence[Rollout]) -> bool:
     """Whether no rollout has an answer although some did not fail, and none is right: an agent may only act."""
     ended = [r for r in rollouts if r.failure is None]

@@ -366,6 +366,7 @@ class RunSession:
         warn_of_new_failures(rollouts, known, step=step, mode=mode)
         self._warn_once(guards.warn_of_fields, rollouts, attrs.asdict(self.plan.config("algorithm")))
         self._warn_once(guards.warn_of_form, rollouts, step=step)
+        self._warn_once(guards.warn_of_late, rollouts, step=step)
         self._warn_once(guards.warn_of_overpaid, rollouts, step=step, reward=self.plan.components["reward"].spec.name)
         if mode != "train":
             self._measured += len(rollouts)

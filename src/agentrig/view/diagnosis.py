@@ -28,7 +28,7 @@ from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
-from agentrig.view.causes.trend import fewer_right, gained, more_right, reward_rise
+from agentrig.view.causes.trend import better_reward, fewer_right, gained, more_right, reward_rise, worse_reward
 from agentrig.view.reading import GO_ON, RunData, dig, mapping, read_run
 from agentrig.view.related import compare_command, to_compare
 
@@ -45,6 +45,8 @@ RULES: Sequence[Rule] = (
     rollouts.failures,
     rollouts.unanswered,
     rollouts.one_answer,
+    rollouts.unlike_answers,
+    rollouts.late,
     calls.trained,
     rollouts.truncated_answers,
     weights.delivery,
@@ -65,6 +67,7 @@ RULES: Sequence[Rule] = (
     outcome.memorised,
     outcome.changes,
     outcome.mean_reward,
+    outcome.other_requests,
     outcome.observers,
     calls.ledger,
 )
@@ -98,7 +101,13 @@ UNMEASURED = "No fault was found. The gain is not known: no tasks were measured 
 """What is said about a run without problems that measured too little."""
 
 LOSS = "No fault was found, but accuracy fell significantly."
-"""What is said about a run without problems that got worse for certain."""
+"""What is said about a run without problems that got worse for certain …"""
+
+LOWER_REWARD = "No fault was found, but the mean reward of the tasks that were measured fell significantly."
+"""… or whose rewards did, where the accuracy did not change significantly."""
+
+UNPROVEN = "; how many of them are right did not change significantly"
+"""What is said where only their mean reward rose significantly."""
 
 UNREADABLE = "No fault was found. The gain is not known: the rollouts of the measurement cannot be read."
 """What is said about one whose files of them are damaged or lost."""
@@ -124,7 +133,8 @@ class Diagnosis:
         steps: How many steps have figures: a line in `metrics.jsonl`.
         without_line: How many have ended and lost theirs.
         gained: Whether it got better for certain, or solved its tasks; not if only the reward of training rose.
-        gain: How many tasks that were measured at both ends got right, if significantly more are; else empty.
+        gain: How many tasks that were measured at both ends got right, if significantly more are; or how far their mean
+            reward rose, if that did significantly; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
         no_gain: What to say of a gain that is not known, or none at all; else empty.
         faded: Whether little was left to learn from at the end, though not all is learned: a warning says why.
@@ -173,7 +183,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     rules = [rule for rule in RULES if rule not in OF_SAMPLES or not evidence.demonstrated]
     by_rule = {rule: list(rule(evidence)) for rule in rules}
     found = [finding for findings in by_rule.values() for finding in findings]
-    worse = [f for f in by_rule[outcome.changes] if f.level == "problem"]  # comes before what held learning back
+    # comes before what held learning back
+    worse = [f for rule in (outcome.changes, outcome.mean_reward) for f in by_rule[rule] if f.level == "problem"]
     others = [f for f in found if f.level == "problem" and f not in worse]
     problems = ranked([*worse, *others], list(outcome.ended(evidence)))
     if any(f.cause == "tasks-too-hard" for f in problems):  # answers that are all wrong: more varied ones do not help
@@ -191,15 +202,16 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         texts = [f.text.partition("; resume with: ")[0] for f in ends]
         ends = [attrs.evolve(f, text=text) for f, text in zip(ends, texts, strict=True) if "; " in text]
     advice = outcome.go_on if stopped else advice
-    change = next((f.text for f in by_rule[outcome.changes]), "")
+    change = next((f.text for f in by_rule[outcome.changes] if more_right(evidence)), "")
+    if not change and better and better_reward(evidence):
+        change = next(f.text for f in by_rule[outcome.mean_reward])
     no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
     silent = (
         problems
         or data.running
-        or no_gain == LOSS
-        or no_gain in (UNREADABLE, NO_ROLLOUT)
+        or no_gain in (LOSS, LOWER_REWARD, UNREADABLE, NO_ROLLOUT)
         or not (data.steps or stopped)
     )
     go_on = "" if silent else advice(evidence)
@@ -214,7 +226,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         steps=len(data.steps),
         without_line=data.done - len(data.steps),
         gained=better and rise is None,
-        gain=f"{change[0].upper()}{change[1:]}." if more_right(evidence) else "",
+        gain=f"{change[0].upper()}{change[1:]}{'' if more_right(evidence) else UNPROVEN}." if change else "",
         lost=evidence.changed[1] > evidence.changed[0],
         no_gain=no_gain,
         faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
@@ -242,6 +254,8 @@ def _no_gain(evidence: Evidence) -> str:
     better, worse, _, judged = evidence.changed
     if fewer_right(evidence):
         return LOSS
+    if worse_reward(evidence):
+        return LOWER_REWARD
     if judged:
         moved = f": {amount(better, 'task')} got better and {worse} worse" if better else ""
         return f"{UNCHANGED}{moved}." if better == worse else ""

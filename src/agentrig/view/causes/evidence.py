@@ -15,11 +15,12 @@ from typing import Any
 import attrs
 
 from agentrig.correctness import CORRECT_TOLD, as_much
-from agentrig.figures import number, points
+from agentrig.figures import SIGNIFICANT, flip_test, mean_interval, number, points
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import by_class, never_right
-from agentrig.text import alike, amount
+from agentrig.text import alike, amount, json_text
+from agentrig.traces import LLM_CALL, message_digest
 from agentrig.view import figures
 from agentrig.view.reading import (
     SLICES,
@@ -30,12 +31,13 @@ from agentrig.view.reading import (
     is_correct,
     mapping,
     rollout_rows,
+    spans_of,
     warnings_of,
 )
 
 COLUMNS = (
-    "id", "task_id", "group", "failure", "message", "details", "status", "value", "correct", "calls", "truncated",
-    "triplets", "answer", "own_reward", SLICES,
+    "id", "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets",
+    "answer", "own_reward", "replies", "status", SLICES,
 )  # fmt: skip
 
 RESCORED, RESCORED_N = 0.1, 2
@@ -77,7 +79,13 @@ class StepFacts:
         same_wrong: Those with a single reward, none correct.
         same_answer: Those with a single answer.
         only_answer: The answer (JSON) of all scored ones, if it is the same in all and not None; else empty.
-        unlike_replies: Groups with different replies of the model, if there is such an answer.
+        unlike_replies: Groups with different replies of the model.
+        same_replies: Pairs of scored rollouts of a task with the same replies of the model, and an answer.
+        unlike_answers: Of these, those with different answers.
+        unlike_example: The answers of such a pair, and their task.
+        late: Scored ones whose answer ran past its time, by the reward's own word.
+        late_reward: The sum of their rewards.
+        late_reasons: What the reward says of these: how often.
         judged_only: Groups whose agent returned rewards without answers, so that nobody knows how alike these were.
         stuck: The task of each group of `same_wrong`.
         alive: Tasks with a correct rollout, or unlike rewards in a group.
@@ -116,6 +124,12 @@ class StepFacts:
     same_answer: int = 0
     only_answer: str = ""
     unlike_replies: int = 0
+    same_replies: int = 0
+    unlike_answers: int = 0
+    unlike_example: str = ""
+    late: int = 0
+    late_reward: float = 0.0
+    late_reasons: Mapping[str, int] = attrs.field(factory=dict)
     judged_only: int = 0
     stuck: Sequence[str] = ()
     alive: Collection[str] = ()
@@ -189,9 +203,12 @@ def facts_of(file: RolloutFile) -> StepFacts:
                 given[name, row["answer"], row["own_reward"]].append(row)
     repeated = [rows for rows in given.values() if len(rows) > 1]
     contradicted = [rows for rows in repeated if len({is_correct(row) for row in rows}) > 1]
-    ids = None if only else [row["id"] for rows in contradicted for row in rows]
-    with_replies = rollout_rows([file], ("id", "replies"), ids=ids, decode=False) if only or ids else ()
-    replies = {row["id"]: row["replies"] for row in with_replies}
+    replied: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in scored:
+        if row["replies"] and not _judged_only(row):
+            replied[str(row["task_id"]), str(row["replies"])][str(row["answer"])] += 1
+    pairs = [(task, answers, answers.total() * (answers.total() - 1) // 2) for (task, _), answers in replied.items()]
+    late = [row for row in scored if row["status"] == "timeout"]
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
     right_most = max((float(row["value"]) for row in scored if is_correct(row)), default=None)
@@ -231,13 +248,20 @@ def facts_of(file: RolloutFile) -> StepFacts:
         reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
         only_answer=only,
-        unlike_replies=sum(len({replies.get(row["id"]) for row in rows}) > 1 for rows in several),
+        unlike_replies=sum(len({row["replies"] for row in rows}) > 1 for rows in several),
+        same_replies=sum(n for *_, n in pairs),
+        unlike_answers=sum(n - sum(k * (k - 1) // 2 for k in answers.values()) for _, answers, n in pairs),
+        unlike_example=next(
+            (f"{a:.100} and {b:.100} to task {task}" for task, (a, b, *_), _ in (p for p in pairs if len(p[1]) > 1)), ""
+        ),
+        late=len(late),
+        late_reward=sum(float(row["value"]) for row in late),
+        late_reasons=Counter(_reason(row["details"])[:200] for row in late),
         judged_only=len(several) - len(answering),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
         repeated=len(repeated),
         contradicted=sum(
-            len({(replies.get(row["id"]), is_correct(row)) for row in rows})
-            > len({replies.get(row["id"]) for row in rows})
+            len({(row["replies"], is_correct(row)) for row in rows}) > len({row["replies"] for row in rows})
             for rows in contradicted
         ),
     )
@@ -284,6 +308,51 @@ class Rescored:
     scores: int = 0
     better: int = 0
     worse: int = 0
+
+
+Requests = Mapping[str, tuple[str, Collection[str]]]
+"""Of each rollout that was looked at: digests of the messages of its first call, and of all of its calls."""
+
+LOOKED_AT = 100
+"""So many rollouts of a measurement have their requests read, those of the first tasks."""
+
+
+def requests_of(file: RolloutFile) -> Requests:
+    """Return what the first rollouts of a file asked the model."""
+    rows = sorted(rollout_rows([file], ("id", "task_id"), decode=False), key=lambda row: str(row["task_id"]))
+    found: dict[str, tuple[str, Collection[str]]] = {}
+    for row in rollout_rows([file], ("id", "spans"), ids={row["id"] for row in rows[:LOOKED_AT]}):
+        digests = [digest for messages in asked(row) if (digest := message_digest(messages))]
+        if digests:
+            found[str(row["id"])] = digests[0], frozenset(digests)
+    return found
+
+
+def asked(row: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of each answered call in a rollout's row."""
+    calls = [span for span in spans_of(row["spans"]) if span.name == LLM_CALL and span.error is None]
+    return [messages for call in calls if (messages := dig(call.attributes, "request", "messages"))]
+
+
+@attrs.frozen(kw_only=True)
+class MeanReward:
+    """How the mean reward of the tasks that were measured at both ends moved: a paired test's p and 95% interval.
+
+    Attributes:
+        lower: How many tasks have a lower reward at the last measurement.
+    """
+
+    tasks: int
+    lower: int
+    before: float
+    after: float
+    interval: tuple[float, float]
+    p: float
+
+    @property
+    def sign(self) -> int:
+        """1 if it rose significantly, -1 if it fell so, else 0."""
+        return 0 if self.p > SIGNIFICANT else 1 if self.after > self.before else -1
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -422,6 +491,43 @@ class Evidence:
         return f"{of}{figures.chance(*self.learned)}"
 
     @cached_property
+    def mean_reward(self) -> MeanReward | None:
+        """How the mean reward moved between both ends; None where it says no more than right and wrong do."""
+        first, last = self.ends or ({}, {})
+        both = [(first[task], last[task]) for task in sorted(first.keys() & last.keys())]
+        graded = {(right, reward) for pair in both for _, right, _, reward in pair}
+        if len(both) < 2 or len(graded) == len({right for right, _ in graded}):
+            return None
+        before, after = (sum(end[3] for end in ends) / len(both) for ends in zip(*both, strict=True))
+        differences = [end[3] - start[3] for start, end in both]
+        interval, p = mean_interval(differences), flip_test(differences)
+        lower = sum(d < 0 for d in differences)
+        return MeanReward(tasks=len(both), lower=lower, before=before, after=after, interval=interval, p=p)
+
+    @cached_property
+    def other_requests(self) -> tuple[int, int, str]:
+        """How many tasks have another first request at the last measurement, of how many looked at; and an example."""
+        first, last = self.ends or ({}, {})
+        files = self.run.measured()
+        if not files:
+            return 0, 0, ""
+        before, after = (self.run.seen.of(file, requests_of) for file in (files[0], files[-1]))
+        ids = [(first[task][0], last[task][0], task) for task in sorted(first.keys() & last.keys())]
+        looked = [(a, b, task) for a, b, task in ids if a in before and b in after]
+        # calls that are made at once have no order: another one of them may be the first
+        unlike = [
+            pair for pair in looked
+            if before[pair[0]][0] not in after[pair[1]][1] and after[pair[1]][0] not in before[pair[0]][1]
+        ]  # fmt: skip
+        example = ""
+        for a, b, task in unlike[:1]:
+            rows = [
+                next(rollout_rows([file], ("id", "spans"), ids={id})) for file, id in ((files[0], a), (files[-1], b))
+            ]
+            example = f"task {task}, {_where_they_differ(*(json_text(asked(row)[0]) for row in rows))}"
+        return len(unlike), len(looked), example
+
+    @cached_property
     def gain(self) -> float | None:
         """The change of the held-out accuracy, see `gain_of`; None if both ends are not known."""
         return gain_of(*self.ends) if self.ends and self.where.startswith("held-out") else None
@@ -432,6 +538,12 @@ class Evidence:
         if self.gain is None or self.ends is None:
             return ""
         return f"{points(self.gain)} points{both_ends(self.changed[3], unpaired(*self.ends))}"
+
+
+def _where_they_differ(before: str, after: str) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
+    shown = [f"{'… ' if at > 40 else ''}{text[max(0, at - 40) : at + 60]}" for text in (before, after)]
+    return f"before: {shown[0]}, after: {shown[1]}"
 
 
 def changed(first: Measured, last: Measured) -> tuple[int, int, int, int]:

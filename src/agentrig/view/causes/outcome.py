@@ -13,10 +13,8 @@ from agentrig.errors import AgentrigError
 from agentrig.figures import (
     SIGNIFICANT,
     count,
-    flip_test,
     judged,
     least_gain,
-    mean_interval,
     no_room,
     number,
     percent,
@@ -49,11 +47,13 @@ from agentrig.view.causes.trend import (
     at_least,
     at_most,
     difference,
+    fewer_right,
     more_right,
     quarter,
     rewards_of,
     rose,
     so_many,
+    worse_reward,
 )
 from agentrig.view.causes.weights import LR
 from agentrig.view.reading import dig, mapping, warnings_of
@@ -73,6 +73,9 @@ FEW_HELD_OUT = 50
 
 APART = 0.1
 """Least difference between the shares of right answers in training and on held-out tasks that asks for more tasks."""
+
+FEW_UNLIKE = 4
+"""Of fewer tasks with other requests after training, nothing is said."""
 
 FEW_TASKS = 10
 """Of a class of held-out tasks with fewer, nothing is said."""
@@ -301,34 +304,49 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(doubt, text if rescored else f"{text}{few}")
     elif better > worse:
         yield Finding("ok", text)
-    elif evidence.run.summary.get("solved") or not _has_rate(evidence) or _reward_fell_far(evidence):
+    elif not _is_blamed(evidence):
         yield Finding("warn", text)
     else:
-        yield _worse(evidence, text)
+        yield _worse(evidence, "accuracy", text, worse)
 
 
 def mean_reward(evidence: Evidence) -> Iterator[Finding]:
     """How far the mean reward moved, and whether that may be chance, where it says more than right and wrong do."""
-    first, last = evidence.ends or ({}, {})
-    both = [(first[task], last[task]) for task in sorted(first.keys() & last.keys())]
-    graded = {(right, reward) for pair in both for _, right, _, reward in pair}
-    if len(both) < 2 or len(graded) == len({right for right, _ in graded}):
+    moved = evidence.mean_reward
+    if moved is None:
         return
-    before, after = (sum(end[3] for end in ends) / len(both) for ends in zip(*both, strict=True))
+    (low, high), before, after = moved.interval, moved.before, moved.after
     text = (
-        f"the mean reward of the {count(len(both))} {evidence.where.partition(' split')[0]} tasks went from "
+        f"the mean reward of the {count(moved.tasks)} {evidence.where.partition(' split')[0]} tasks went from "
         f"{before:.3f} to {after:.3f}: {after - before:+.3f}"
     )
     if evidence.rescored:
         scores = f"{count(evidence.rescored.scores)} of them have the same answer at both ends and another score"
         yield Finding("fact", f"{text}; {scores}")
         return
-    differences = [end[3] - start[3] for start, end in both]
-    (low, high), p = mean_interval(differences), flip_test(differences)
+    text += f", 95% interval {low:+.3f} to {high:+.3f} (permutation test {judged(moved.p)})"
+    if worse_reward(evidence) and not fewer_right(evidence) and _is_blamed(evidence):
+        yield _worse(evidence, "the reward", text, moved.lower)
+    else:
+        yield Finding("fact" if not moved.sign else "ok" if moved.sign > 0 else "warn", text)
+
+
+def other_requests(evidence: Evidence) -> Iterator[Finding]:
+    """Tasks whose first request is another one after training: both ends then measure different things."""
+    unlike, looked, example = evidence.other_requests if _has_rate(evidence) else (0, 0, "")
+    if unlike < FEW_UNLIKE or 2 * unlike < looked:
+        return
     yield Finding(
-        "fact" if p > SIGNIFICANT else "ok" if after > before else "warn",
-        f"{text}, 95% interval {low:+.3f} to {high:+.3f} (permutation test {judged(p)})",
+        "warn",
+        f"the messages of the first call of {count(unlike)} of {count(looked)} {evidence.where.partition(' split')[0]} "
+        "tasks are not the same before and after training, so the two measure different things, unless only a time or "
+        f"a random number differs, which is harmless ({example})",
     )
+
+
+def _is_blamed(evidence: Evidence) -> bool:
+    """Whether a loss is a problem of the learning rate that no other finding tells."""
+    return not evidence.run.summary.get("solved") and _has_rate(evidence) and not _reward_fell_far(evidence)
 
 
 def _has_rate(evidence: Evidence) -> bool:
@@ -341,17 +359,22 @@ def _reward_fell_far(evidence: Evidence) -> bool:
     return not evidence.demonstrated and any(found.level == "problem" for found in collapsed(evidence))
 
 
-def _worse(evidence: Evidence, text: str) -> Finding:
-    """Say that significantly fewer tasks are right after training, and what to change."""
-    _, worse, _, judged = evidence.changed
+def _worse(evidence: Evidence, what: str, text: str, worse: int) -> Finding:
+    """Say that the accuracy or the mean reward is significantly lower after training, and what to change."""
     running = evidence.run.running
     end = "End the run with Ctrl-C, which keeps it. " if running else ""
+    unlike = list(other_requests(evidence))
+    first = (
+        "First see why the agent asks other things than before training: that alone may be it. If not:\n"
+        if unlike
+        else ""
+    )
     return problem(
         "learning-rate-too-large",
-        f"accuracy {'is falling' if running else 'fell'} significantly: {text}",
-        seen=(worse, judged, "tasks"),
+        f"{what} {'is falling' if running else 'fell'} significantly: {text}",
+        seen=(worse, evidence.changed[3], "tasks"),
         settings=settings_of_rate(evidence),
-        advice=f"{end}{lower_rate(evidence)}",
+        advice=f"{first}{end}{lower_rate(evidence)}",
         lost=1.0,
         explains=("entropy-collapse", "clip-fraction"),
     )

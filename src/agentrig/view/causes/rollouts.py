@@ -126,6 +126,39 @@ def one_answer(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def unlike_answers(evidence: Evidence) -> Iterator[Finding]:
+    """Answers that differ although the model replied the same: something else than the model makes them."""
+    pairs, unlike = evidence.total("same_replies"), evidence.total("unlike_answers")
+    if unlike < SHOWN or 2 * unlike < pairs:
+        return
+    example = next(facts.unlike_example for facts in evidence.steps if facts.unlike_example)
+    yield Finding(
+        "warn",
+        f"the answer is not made from the model's replies alone: {count(unlike)} of {count(pairs)} pairs of rollouts "
+        f"of a task with the same replies have unlike answers (for example {example}). Does the agent use the reply? A "
+        "time or a random number in the answer is harmless if the reward ignores it",
+    )
+
+
+def late(evidence: Evidence) -> Iterator[Finding]:
+    """Answers that the reward scored as `timeout`: they are trained on with the value that it gave them."""
+    n, scored, reasons = evidence.total("late"), evidence.total("scored"), Counter[str]()
+    for facts in evidence.steps:
+        reasons.update(facts.late_reasons)
+    if not n:
+        return
+    reason, times = reasons.most_common(1)[0]
+    often = "" if times == n else f"most often ({count(times)} times) "
+    value = sum(facts.late_reward for facts in evidence.steps) / n
+    settings = "run.reward_budget_s, reward.use" if "budget" in reason else "reward.use"
+    yield Finding(
+        "warn" if n > PART_LIMIT * scored else "fact",
+        f"the reward scored {count(n)} of {count(scored)} training answers as `timeout`"
+        f"{f': {often}{reason}' if reason else ''}. They count as wrong and were trained on with the value that it "
+        f"gave them, {value:.3g} on average (settings: {settings})",
+    )
+
+
 def failures(evidence: Evidence) -> Iterator[Finding]:
     """Rollouts that failed."""
     rollouts, failed, kinds = evidence.total("rollouts"), 0, dict[str, int]()

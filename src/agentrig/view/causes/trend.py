@@ -95,7 +95,7 @@ def trend(values: Sequence[float]) -> float:
 def gained(evidence: Evidence) -> bool:
     """Whether the run got better: on the tasks that were measured at both ends, or in training and not worse there."""
     rise = reward_rose(evidence) and not evidence.rescored
-    return more_right(evidence) or (rise and not fewer_right(evidence))
+    return more_right(evidence) or better_reward(evidence) or (rise and not lost(evidence))
 
 
 def more_right(evidence: Evidence) -> bool:
@@ -112,6 +112,23 @@ def fewer_right(evidence: Evidence) -> bool:
     """Whether significantly fewer of the tasks that were measured at both ends are right at the end."""
     better, worse = evidence.learned
     return rose(worse, better)
+
+
+def better_reward(evidence: Evidence) -> bool:
+    """Whether the mean reward of the tasks measured at both ends rose significantly, where not fewer are right."""
+    moved = evidence.mean_reward
+    return moved is not None and moved.sign > 0 and not (evidence.rescored or fewer_right(evidence))
+
+
+def worse_reward(evidence: Evidence) -> bool:
+    """Whether the mean reward of the tasks measured at both ends fell significantly, where not more are right."""
+    moved = evidence.mean_reward
+    return moved is not None and moved.sign < 0 and not (evidence.rescored or more_right(evidence))
+
+
+def lost(evidence: Evidence) -> bool:
+    """Whether the run got worse on the tasks that were measured at both ends."""
+    return fewer_right(evidence) or worse_reward(evidence)
 
 
 def reward_rose(evidence: Evidence) -> bool:
@@ -131,10 +148,11 @@ def reward_trend(evidence: Evidence) -> float:
 def reward_rise(evidence: Evidence) -> float | None:
     """Return by how much the mean reward of training rose if only that did; None if the accuracy rose, or nothing did.
 
-    None too if no tasks were measured at both ends: then the reward is all that is known.
+    None too if no tasks were measured at both ends: then the reward is all that is known; and if their mean reward
+    moved significantly, which says more.
     """
-    judged = evidence.changed[3]
-    if not judged or more_right(evidence) or fewer_right(evidence) or not reward_rose(evidence):
+    judged, told = evidence.changed[3], more_right(evidence) or better_reward(evidence) or lost(evidence)
+    if not judged or told or not reward_rose(evidence):
         return None
     width = quarter(evidence.steps)
     first, last = rewards_of(evidence.steps[:width]), rewards_of(evidence.steps[-width:])
