@@ -29,7 +29,7 @@ def pays_odd(task, outcome, budget_s):
 
 
 def draws_lots(task, outcome, budget_s):
-    return Score.ok(float(random.random() < 0.5))
+    return Score.ok(random.random(), correct=random.random() < 0.5)
 
 
 @hookimpl
