@@ -26,6 +26,7 @@ from agentrig.run.guards import (
     unseen_calls,
     warn_of_constraints,
     warn_of_fields,
+    warn_of_late,
     warn_of_loss,
     warn_of_overpaid,
     warn_of_sampling,
@@ -79,6 +80,16 @@ def test_the_first_failure_of_a_kind_is_told_on_one_line_with_what_says_the_caus
     other = rollout(failure="agent-error", message="no key")
     warn_of_new_failures([*rollouts, other], (), step=2, mode="train")
     assert "2 of 3 train rollouts failed (agent-error, of 2 causes), for example at task t: Agent" in caplog.messages[1]
+
+
+def test_answers_that_the_reward_scored_as_timeout_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    late = attrs.evolve(rollout(), score=Score.timeout("slow\n"))
+    assert not warn_of_late([rollout(), rollout(failure="deadline")], step=1)
+    assert warn_of_late([rollout(), rollout(failure="deadline"), late], step=2)
+    (said,) = caplog.messages
+    assert said.startswith(
+        "step 2: the reward scored 1 of 2 answers as `timeout`, for example: slow. They count as wrong"
+    )
 
 
 def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:

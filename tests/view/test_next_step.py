@@ -14,8 +14,9 @@ import attrs
 import httpx
 import pytest
 
+from agentrig import Outcome, Score, Task
 from agentrig.run.directory import RunDirectory
-from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.testing.run_directory import rollout_of, trace_of, write_run
 from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
 from agentrig.view.causes.outcome import changes, memorised, more, more_tasks, weak_slice
 from agentrig.view.causes.policy import collapsed, unexploring
@@ -23,6 +24,7 @@ from agentrig.view.causes.rewards import one_reason
 from agentrig.view.diagnosis import (
     GOES_ON,
     LOSS,
+    LOWER_REWARD,
     NO_GAIN,
     NOTHING_WRONG,
     UNCHANGED,
@@ -259,6 +261,78 @@ def test_a_significant_loss_is_no_gain_that_may_be_chance(tmp_path: Path) -> Non
     (run / "config.toml").write_text(re.sub("(?m)^lr = .*$", "", config))
     told = diagnose(attrs.evolve(read_run(run), running=False))
     assert (told.problems, verdict(told)) == ([], LOSS), "without a learning rate, none is to blame"
+
+
+def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lift=0.0)
+
+    def measured(first: float, last: float) -> str:
+        for step, reward in ((0, first), (24, last)):
+            made = [rollout_of(i, right=False, mode="report", step=step) for i in range(12)]
+            made = [attrs.evolve(r, score=Score.ok(reward + i / 100, correct=False)) for i, r in enumerate(made)]
+            RunDirectory(run).write_rollouts(made, mode="report", step=step)
+        return words(diagnose(run))
+
+    measured(0.7, 0.1)
+    (fell,) = diagnose(run).problems
+    text = "the mean reward of the 12 held-out tasks went from 0.755 to 0.155"
+    assert fell.text.startswith(f"the reward fell significantly: {text}")
+    assert (fell.cause, fell.count, fell.of) == ("learning-rate-too-large", 12, 12)
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub("(?m)^lr = .*$", "", config))
+    assert (diagnose(run).problems, verdict(diagnose(run))) == ([], LOWER_REWARD)
+    (run / "config.toml").write_text(config)
+    rose = measured(0.1, 0.7)
+    assert f"{NOTHING_WRONG} The mean reward of the 12 held-out tasks went from 0.155 to 0.755" in rose
+    assert "significant); how many of them are right did not change significantly." in rose
+    assert UNCHANGED in measured(0.5, 0.5)
+
+
+@pytest.mark.parametrize(("changed", "said"), [(3, False), (6, True)])
+def test_held_out_requests_that_are_not_the_same_after_training_are_told(
+    tmp_path: Path, changed: int, said: bool
+) -> None:
+    run = write_run(tmp_path / "run", steps=3, lift=0.0)
+    for step in (0, 3):
+        made = [rollout_of(i, right=not step or i > 5, mode="report", step=step) for i in range(12)]
+        for i in range(changed if step else 0):
+            task = Task(id=made[i].task.id, input={"question": f"{made[i].task.input['question']} Again."})
+            made[i] = attrs.evolve(made[i], trace=trace_of(made[i].id, task, ["1"], right=False, start=1.0))
+        RunDirectory(run).write_rollouts(made, mode="report", step=step)
+    found = words(diagnose(run))
+    told = f"the first call of {changed} of 12 held-out tasks are not the same before and after training"
+    assert (told in found, "First see why the agent asks other things" in found) == (said, said)
+    assert ('older than 30?"}], after: … ' in found) == said
+    assert ('older than 30? Again."}])' in found) == said
+
+
+def trained_on(run: Path, answers: list[str], scores: list[Score]) -> str:
+    """Write step 1 of a run: two tasks' rollouts, with the same replies; return what is said of it."""
+    write_run(run, steps=1)
+    made = [attrs.evolve(rollout_of(i % 2, right=True, mode="train", step=1), id=f"{i}") for i in range(len(answers))]
+    pairs = zip(made, answers, scores, strict=True)
+    made = [attrs.evolve(r, outcome=Outcome(answer=answer), score=score) for r, answer, score in pairs]
+    RunDirectory(run).write_rollouts(made, mode="train", step=1)
+    return words(diagnose(run))
+
+
+def test_answers_that_differ_where_the_replies_do_not_are_told(tmp_path: Path) -> None:
+    scores = [Score.ok(i / 8) for i in range(8)]
+    said = "the answer is not made from the model's replies alone: {} of 12 pairs of rollouts of a task with the same"
+    assert f"{said.format(12)} replies have unlike answers" in trained_on(tmp_path / "all", list("abcdefgh"), scores)
+    assert said.format(6) in trained_on(tmp_path / "half", [*"aaaaaabc"], scores)
+    assert "replies alone" not in trained_on(tmp_path / "fewer", [*"aaaaaaab"], scores)
+
+
+def test_answers_that_the_reward_scored_as_timeout_are_told(tmp_path: Path) -> None:
+    scores = [Score.ok(0.5), Score.ok(0.4), *[Score.timeout("past its budget of 3 s", 0.1)] * 3, Score.timeout("slow")]
+    assert (
+        "the reward scored 4 of 6 training answers as `timeout`: most often (3 times) past its budget of 3 s. They "
+        "count as wrong and were trained on with the value that it gave them, 0.075 on average (settings: "
+        "run.reward_budget_s, reward.use)"
+    ) in trained_on(tmp_path / "run", ["a"] * 6, scores)
+    assert "`timeout`" not in trained_on(tmp_path / "few", ["a"] * 32, [*[Score.ok(0.5)] * 31, Score.timeout("slow")])
+    assert any("1 of 32" in fact.text for fact in diagnose(tmp_path / "few").checks), "under 5%, as a fact"
 
 
 def test_one_reason_of_most_wrong_answers_is_named_with_its_share(tmp_path: Path) -> None:

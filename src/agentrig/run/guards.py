@@ -22,7 +22,7 @@ from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
 from agentrig.servers import Server
-from agentrig.text import amount, cut, differs_in_form_only, flat, json_text, with_kind
+from agentrig.text import amount, cut, differs_in_form_only, flat, gist, json_text, storable, with_kind
 from agentrig.traces import ABORTED, ADDRESS, ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def warn_of_late(rollouts: Sequence[Rollout], *, step: int) -> bool:
         log.warning(
             "step %d: the reward scored %d of %d answers as `timeout`, for example: %s. They count as wrong, and are "
             "trained on with the value that it gives them",
-            *(step, len(late), len(scores), cut(" ".join(str(late[0].details.get("reason") or "no reason").split()), 300)),
+            *(step, len(late), len(scores), gist(storable(str(late[0].details.get("reason") or "no reason")), 300)),
         )
     return bool(late)
 
