@@ -106,7 +106,7 @@ def test_a_malformed_field_is_shown_as_json() -> None:
     part = next(part for part in readable_rollout(rollout).parts if part.call)
     assert part.call is not None
     assert [json.loads(message.text or "null") for message in part.call.messages] == [None]
-    assert dict(part.facts) == {"tools": "5", "response": "[\n 3\n]"}
+    assert dict(part.facts) == {"tools": "5", "response": "[\n 3\n]", "reward": "1 (Score.calls)"}
 
 
 @pytest.fixture
