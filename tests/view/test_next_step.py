@@ -421,7 +421,7 @@ def evidence(tmp_path: Path, *, right: list[int], known: int, n: int) -> Evidenc
         for i, count in enumerate(right, 1)
         for mean in [0.8 + 0.2 * count / 64]
     ]
-    end = {f"task-{i}": (float(i < known), i < known, "an answer") for i in range(n)}
+    end = {f"task-{i}": (f"rollout-{i}", i < known, "an answer", float(i < known)) for i in range(n)}
     return attrs.evolve(found, steps=steps, ends=(end, end), where="held-out split, step 0 and step 8")
 
 
