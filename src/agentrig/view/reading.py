@@ -437,7 +437,12 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def columns_of(file: RolloutFile, columns: Sequence[str], ids: Collection[str] | None = None) -> pa.Table | None:
+def columns_of(
+    file: RolloutFile,
+    columns: Sequence[str],
+    ids: Collection[str] | None = None,
+    optional: Collection[str] = (),
+) -> pa.Table | None:
     """Return columns of a file, of all rollouts or those with some ids; None without one to trust: see its `damage`.
 
     A file that was changed since the run wrote it is not read.
@@ -455,8 +460,8 @@ def columns_of(file: RolloutFile, columns: Sequence[str], ids: Collection[str] |
         # a file for itself: a data set of one file takes ten times as long
         with reading(file.path), pyarrow.parquet.ParquetFile(file.path) as parquet:
             lacks = set(columns) - set(parquet.schema_arrow.names)
-            if lacks - {SLICES}:  # what rollouts are broken down by is no figure: others can do without
-                raise ValueError(f"it has no column {min(lacks - {SLICES})}")
+            if needed := lacks - {SLICES, *optional}:  # what rollouts are broken down by is no figure
+                raise ValueError(f"it has no column {min(needed)}")
             columns = [name for name in columns if name not in lacks]
             for name in columns:
                 there, written = parquet.schema_arrow.field(name).type, rollout_schema(pa).field(name).type
@@ -495,15 +500,17 @@ def rollout_rows(
     *,
     ids: Collection[str] | None = None,
     decode: bool = True,
+    optional: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """Yield rollouts of Parquet files as dicts; JSON columns are decoded.
 
     Args:
         columns: Which columns, in addition to `mode` and `step`.
         decode: False leaves JSON columns as text.
+        optional: Columns that a file may lack.
     """
     for file in files:
-        table = columns_of(file, columns, ids)
+        table = columns_of(file, columns, ids, optional)
         for row in table.to_pylist() if table is not None else ():
             yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
 

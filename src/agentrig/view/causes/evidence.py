@@ -172,7 +172,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
     examples: dict[FailureReason, str] = {}
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     rollouts = overlong = 0
-    for row in rollout_rows([file], COLUMNS, decode=False):
+    for row in rollout_rows([file], COLUMNS, decode=False, optional=("replies", "status")):
         rollouts += 1
         if row["failure"]:
             kind = str(row["failure"])
@@ -205,10 +205,10 @@ def facts_of(file: RolloutFile) -> StepFacts:
     contradicted = [rows for rows in repeated if len({is_correct(row) for row in rows}) > 1]
     replied: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in scored:
-        if row["replies"] and not _judged_only(row):
+        if row.get("replies") and not _judged_only(row):
             replied[str(row["task_id"]), str(row["replies"])][str(row["answer"])] += 1
     pairs = [(task, answers, answers.total() * (answers.total() - 1) // 2) for (task, _), answers in replied.items()]
-    late = [row for row in scored if row["status"] == "timeout"]
+    late = [row for row in scored if row.get("status") == "timeout"]
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
     right_most = max((float(row["value"]) for row in scored if is_correct(row)), default=None)
@@ -248,7 +248,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
         only_answer=only,
-        unlike_replies=sum(len({row["replies"] for row in rows}) > 1 for rows in several),
+        unlike_replies=sum(len({row.get("replies") for row in rows}) > 1 for rows in several),
         same_replies=sum(n for *_, n in pairs),
         unlike_answers=sum(n - sum(k * (k - 1) // 2 for k in answers.values()) for _, answers, n in pairs),
         unlike_example=next(
@@ -321,7 +321,8 @@ def requests_of(file: RolloutFile) -> Requests:
     """Return what the first rollouts of a file asked the model."""
     rows = sorted(rollout_rows([file], ("id", "task_id"), decode=False), key=lambda row: str(row["task_id"]))
     found: dict[str, tuple[str, Collection[str]]] = {}
-    for row in rollout_rows([file], ("id", "spans"), ids={row["id"] for row in rows[:LOOKED_AT]}):
+    ids = {row["id"] for row in rows[:LOOKED_AT]}
+    for row in rollout_rows([file], ("id", "spans"), ids=ids, optional=("spans",)):
         digests = [digest for messages in asked(row) if (digest := message_digest(messages))]
         if digests:
             found[str(row["id"])] = digests[0], frozenset(digests)
@@ -330,7 +331,7 @@ def requests_of(file: RolloutFile) -> Requests:
 
 def asked(row: Mapping[str, Any]) -> list[Any]:
     """Return the messages of each answered call in a rollout's row."""
-    calls = [span for span in spans_of(row["spans"]) if span.name == LLM_CALL and span.error is None]
+    calls = [span for span in spans_of(row.get("spans")) if span.name == LLM_CALL and span.error is None]
     return [messages for call in calls if (messages := dig(call.attributes, "request", "messages"))]
 
 
