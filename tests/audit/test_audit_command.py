@@ -69,6 +69,13 @@ def test_a_healthy_record_holds_in_every_link_afterwards_too(healthy: Path) -> N
     assert sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*")) == before, "it only reads"
 
 
+def test_a_stated_accuracy_without_its_file_is_not_ok(run: Path) -> None:
+    (run / "rollouts" / "report-00000.parquet").unlink()
+    found = audited(run, "--step", "2")[1]["held-out"]
+    assert found["result"] != "ok"
+    assert "report-00000.parquet" in found["detail"]
+
+
 def test_a_record_holds_where_the_files_of_its_tasks_are_elsewhere(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_ROOT", "/another/cache")
     status, found = audited(run, "--step", "2")

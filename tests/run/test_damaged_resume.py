@@ -447,6 +447,17 @@ def test_the_optimizer_is_not_needed_to_measure_or_export(run: Path, tmp_path: P
         find_checkpoint(run)
 
 
+def test_an_export_says_that_no_record_states_its_weights(run: Path, tmp_path: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))
+    done = CliRunner().invoke(main, ["export", str(run), str(tmp_path / "exported")])
+    assert done.exit_code == 0, done.output
+    (warning,) = (line for line in done.stderr.splitlines() if "warning" in line)
+    assert (
+        f"it is unknown whether {run / CHECKPOINT} has the weights that the run made: metrics.jsonl has no" in warning
+    )
+
+
 class StopMeasuring:
     """Sends this process a signal at the first rollout of the measurement before training."""
 

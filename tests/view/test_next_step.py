@@ -210,9 +210,8 @@ def test_an_accuracy_that_did_not_change_or_was_not_measured_is_no_gain_that_may
 def test_more_steps_are_the_next_step_where_validation_was_measured_too_seldom(tmp_path: Path) -> None:
     run = with_lines(with_steps(write_run(tmp_path / "run", steps=20, lift=0.6, held_out=60), 20), unvalidated)
     assert diagnose(run).next_step == (
-        "Whether validation still rose cannot be read from 0 validations (algorithm.validate_every sets how many). To "
-        "find out, "
-        f"train for more steps: agentrig train --resume {run} algorithm.steps=40"
+        "0 validations do not show whether validation still rose: in the next run, a smaller algorithm.validate_every "
+        f"measures more often. Or train for more steps: agentrig train --resume {run} algorithm.steps=40"
     )
     all_right = [rollout_of(i, right=True, mode="report", step=20) for i in range(60)]
     RunDirectory(run).write_rollouts(all_right, mode="report", step=20)
@@ -269,7 +268,10 @@ def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> 
     def measured(first: float, last: float) -> str:
         for step, reward in ((0, first), (24, last)):
             made = [rollout_of(i, right=False, mode="report", step=step) for i in range(12)]
-            made = [attrs.evolve(r, score=Score.ok(reward + i / 100, correct=False)) for i, r in enumerate(made)]
+            made = [
+                attrs.evolve(r, score=Score.ok(reward + i / 100, correct=False), outcome=Outcome(answer=f"at {step}"))
+                for i, r in enumerate(made)
+            ]
             RunDirectory(run).write_rollouts(made, mode="report", step=step)
         return words(diagnose(run))
 
@@ -440,6 +442,15 @@ def test_few_held_out_tasks_are_enough_to_see_that_training_tasks_are_memorised(
     (found,) = memorised(evidence(tmp_path, right=[46, 47, 49, 40, 47, 39, 33, 31], known=1, n=18))
     assert "50% of the training rollouts of the last 2 steps are right, and 1 of 18 held-out tasks" in found.text
     assert "demonstrations that vary, or more labels (--labels)" in found.advice
+
+
+def test_a_model_that_was_right_on_new_tasks_before_its_last_update_has_not_memorised(tmp_path: Path) -> None:
+    found = evidence(tmp_path, right=[46, 47, 49, 44], known=0, n=18)
+    first = {task: (rollout, True, answer, 1.0) for task, (rollout, _, answer, _) in found.ends[1].items()}
+    found = attrs.evolve(found, ends=(first, found.ends[1]))
+    assert list(memorised(found))
+    steps = [attrs.evolve(facts, tried=frozenset({f"train-{i}"})) for i, facts in enumerate(found.steps)]
+    assert not list(memorised(attrs.evolve(found, steps=steps)))
 
 
 def test_few_right_rollouts_of_a_warmed_up_model_are_memorised_too_and_the_command_is_named(tmp_path: Path) -> None:

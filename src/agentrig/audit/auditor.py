@@ -36,7 +36,7 @@ class Auditor:
     """
 
     def __init__(self, path: Path, sources: Sources) -> None:
-        self._record, self._sources = Record(path), sources
+        self.record, self._sources = Record(path), sources
         self._evidence: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._kept: dict[int, Mapping[str, torch.Tensor]] = {}
 
@@ -61,20 +61,20 @@ class Auditor:
         """
         start = time.perf_counter()
         if line is not None:
-            self._record.lines[step] = line
+            self.record.lines[step] = line
         with contextlib.suppress(CannotLook):  # the links that need it say why
-            sketch = sketch or Sketch.read(self._record.path, step)
+            sketch = sketch or Sketch.read(self.record.path, step)
         if sketch is not None and sketch.kept:
             self._kept = {v: kept for v, kept in self._kept.items() if v >= step - 2} | {step - 1: sketch.kept[0]}
         looked_at = Step(
-            record=self._record,
+            record=self.record,
             number=step,
             sources=self._sources,
             sketch=sketch,
             kept=self._kept,
             evidence=self._evidence,
             **more,
-        ).under(self._record.at(step))
+        ).under(self.record.at(step))
         found: list[Verdict] = []
         with contextlib.ExitStack() as stack:
             if self._sources.weights:

@@ -326,7 +326,7 @@ class Record:
             return {"weights": self.progress.get("start_weights", "")}
         return mapping(self.lines.get(version, {}).get("digests"))
 
-    def _stated(self, folder: str, mode: str, step: int) -> str | None:
+    def stated(self, folder: str, mode: str, step: int) -> str | None:
         """Return the SHA-256 of a file as the run wrote it; None if it is not known.
 
         A resumed run measures the validation of its checkpoint again, and states that only with its next checkpoint.
@@ -379,7 +379,7 @@ class Record:
         types = {"value": pa.float64(), "advantage": pa.float64(), "own_reward": pa.float64(), "correct": pa.bool_()}
         file = self.path / folder / f"{mode}-{step:05d}.parquet"
         if not file.exists():
-            if self._stated(folder, mode, step) is not None:
+            if self.stated(folder, mode, step) is not None:
                 raise RunFileError(f"{file} is gone, and the run wrote it: restore it from a copy")
             return []
         with readable(file):
@@ -390,7 +390,7 @@ class Record:
             read = pq.read_table(file, columns=list(columns)).select(columns).cast(schema)
             found: list[dict[str, Any]] = read.to_pylist()
             state = file.stat()
-        stated = self._stated(folder, mode, step)
+        stated = self.stated(folder, mode, step)
         if stated is not None and _digest(file, state.st_ino, state.st_size, state.st_mtime_ns) != stated:
             raise RunFileError(f"{file} was changed since the run wrote it: restore it from a copy")
         return found

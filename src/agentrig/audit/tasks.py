@@ -182,7 +182,7 @@ def held_out(step: Step) -> Iterator[Verdict]:
         yield fault(detail, "how the best measurement is chosen, or which weights are kept")
     for mode in ("report", "validation"):
         measured = record.steps(mode)
-        looks = [at for at in measured if at in (0, step.number)]
+        looks = [at for at in sorted({0, step.number}) if at in measured or record.stated("rollouts", mode, at)]
         limits = {at: record.limit(mode, at) for at in looks}  # a resume may have changed it
         split = splits[mode][: max(limits.values(), key=lambda n: n or math.inf, default=0) or None]
         thens = {at: last if at and mode == "report" else step.under(record.at(at)) for at in looks}

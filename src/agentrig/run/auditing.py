@@ -20,7 +20,7 @@ import cattrs
 from agentrig.agents import Outcome
 from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import FILE, Sketch
-from agentrig.audit.verdicts import FIRST, GIVEN, LINKS, NO_WEIGHTS, SHARE, UNSEEN, Audited
+from agentrig.audit.verdicts import FIRST, GIVEN, LINKS, NO_WEIGHTS, SHARE, UNSEEN, Audited, CannotLook
 from agentrig.delivery.digests import fingerprint
 from agentrig.errors import AgentrigError, ConfigError, PluginError, RunFileError, RunStopped, place_of
 from agentrig.figures import unaudited_s
@@ -227,7 +227,11 @@ def totals_of(steps: Sequence[Audited]) -> dict[str, Any]:
 
 
 def checkpoint_fault(checkpoint: Path) -> str:
-    """Say that a checkpoint does not hold the weights that it states; '' if it does, or its run's record is gone."""
+    """Say that a checkpoint does not hold the weights that it states; '' if it does.
+
+    Raises:
+        CannotLook: The run's record does not say which weights these are.
+    """
     run, step = checkpoint.absolute().parents[1], checkpoint.name.removeprefix("step-")
     ours = (run / "config.toml").is_file() and (checkpoint / "trainer" / "learner.pt").is_file()
     if not (ours and step.isdecimal()):
@@ -236,6 +240,8 @@ def checkpoint_fault(checkpoint: Path) -> str:
 
     looking = auditor.Auditor(run, Sources(splits={}, score=None, digest=fingerprint))
     found = looking.audit(int(step), links={"weights": update.saved})
+    if not (found.faults or looking.record.digests(int(step)).get("weights")):
+        raise CannotLook(f"metrics.jsonl has no digest of the weights of step {int(step)}")
     return found.words(f"agentrig audit {run} --step {int(step)}") if found.faults else ""
 
 

@@ -367,7 +367,8 @@ def details(found: Finding) -> list[str]:
     if found.count is not None and not ended and not told:
         facts.append(f"seen in {count(found.count)} of {count(found.of)} {found.unit}")
     if found.since and not re.search(rf"\bstep {found.since}\b", found.text):
-        facts.append(f"{'it ended the run in' if ended else 'first seen in'} step {found.since}")
+        when = "it ended the run after" if found.cause == "error" else "it ended the run in"  # that names no step
+        facts.append(f"{when if ended else 'first seen in'} step {found.since}")
     lines = [", ".join(facts)] if facts and found.since != 0 else []  # before step 1, the text says it all
     if found.follows:
         return [*lines, f"This follows from {found.follows}: mend that first."]

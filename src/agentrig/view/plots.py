@@ -27,8 +27,8 @@ SMALL = 0.001
 """A part with a smaller share of the time is too small to see."""
 
 METRICS: Sequence[tuple[str, tuple[str, ...], str]] = (
-    ("response tokens", ("response_tokens",), "Mean of a trained call."),
-    ("prompt tokens", ("prompt_tokens",), "Mean of a trained call."),
+    ("response tokens", ("response_tokens",), "Mean of the calls that the adapter keeps."),
+    ("prompt tokens", ("prompt_tokens",), "Mean of the calls that the adapter keeps."),
     (
         "calls kept by the adapter per rollout",
         ("transitions_per_rollout",),
@@ -44,7 +44,11 @@ METRICS: Sequence[tuple[str, tuple[str, ...], str]] = (
         ("algorithm", "clip_fraction"),
         "Trained tokens that the loss ignores, because they have moved far enough.",
     ),
-    ("gradient norm", ("algorithm", "grad_norm"), "The size of an update before it is limited."),
+    (
+        "gradient norm",
+        ("algorithm", "grad_norm"),
+        "Before it is clipped. AdamW's updates have other sizes: weight_change.",
+    ),
 )
 """Plots of a figure of each step: name, place in its line, caption; few need any but the first."""
 

@@ -32,6 +32,7 @@ def export(run: Path, target: Path, check: bool) -> None:
     """
     import shutil
 
+    from agentrig.audit.verdicts import CannotLook
     from agentrig.delivery.exported import SIGNATURE, check_export
     from agentrig.processes.scratch import temporary_files
     from agentrig.run.auditing import checkpoint_fault
@@ -56,7 +57,13 @@ def export(run: Path, target: Path, check: bool) -> None:
             shown.tell_what("loading the copy and comparing its log-probabilities with the learner's", 0.0)
             result = check_export(part, checkpoint) if check and str(SIGNATURE) not in damaged else ""
             shown.tell_what("comparing the checkpoint's weights with the run's record", 0.0)
-            fault = checkpoint_fault(checkpoint) if check and not damaged else ""
+            fault = unseen = ""
+            try:
+                fault = checkpoint_fault(checkpoint) if check and not damaged else ""
+            except CannotLook as why:
+                unseen = f"it is unknown whether {checkpoint} has the weights that the run made: {why}"
+        if unseen:
+            click.echo(f"agentrig: warning: {unseen}", err=True)
         if damaged:
             click.echo(
                 f"agentrig: warning: {checkpoint}: {', '.join(damaged)} changed since it was saved. No training "

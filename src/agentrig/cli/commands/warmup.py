@@ -469,7 +469,7 @@ def _make(
                 fewer = f", on {len(judged_on)} of the {len(labels.measured)} tasks of the tries"
             click.echo(
                 f"  this is at temperature {temperature:g}{fewer}; greedy answers, which `agentrig train` measures "
-                "held-out tasks by, are usually right more often"
+                "held-out tasks by, may be right more or less often"
             )
         if not labels.fresh:
             click.echo(

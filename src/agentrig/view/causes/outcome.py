@@ -259,6 +259,10 @@ def memorised(evidence: Evidence) -> Iterator[Finding]:
     surely_less = at_most(known, n) < at_least(right, scored)
     if at_least(right, scored) < REPEATS or not surely_less or known / n >= ELSEWHERE * right / scored:
         return
+    before = {task for facts in evidence.steps[: -len(late)] for task in facts.tried}
+    fresh = [task not in before for facts in late for task in facts.tried]
+    if fewer_right(evidence) and 2 * sum(fresh) > len(fresh):
+        return  # it was right on tasks that it had not trained on: the last updates took that away
     split = evidence.where.partition(" split")[0]
     yield problem(
         "memorised",
@@ -414,8 +418,8 @@ def next_step(evidence: Evidence) -> str:
     if len(values) > 2:
         return weak_slice(evidence)
     seen = amount(len(values), "validation")
-    said = f"Whether validation still rose cannot be read from {seen} (algorithm.validate_every sets how many). "
-    return no_more(evidence) or f"{said}To find out, {train_on(evidence)}"
+    said = f"{seen} {'does' if len(values) == 1 else 'do'} not show whether validation still rose: in the next run, "
+    return no_more(evidence) or f"{said}a smaller algorithm.validate_every measures more often. Or {train_on(evidence)}"
 
 
 def remarks(evidence: Evidence, held_out: Mapping[str, Any]) -> list[str]:
