@@ -61,10 +61,9 @@ def gold_apart(gold: Callable[[int], Any], given: Callable[[int], dict[str, Any]
 
     spec = TasksSpec(name="houses", summary="", build=lambda config: Houses())
     try:
-        check_gold_apart(TasksSubject(kind="tasks", given=spec, shared=shared))
+        return check_gold_apart(TasksSubject(kind="tasks", given=spec, shared=shared))
     except CheckFailed as failed:
         return str(failed)
-    return ""
 
 
 def nothing(i: int) -> dict[str, Any]:
@@ -72,6 +71,10 @@ def nothing(i: int) -> dict[str, Any]:
 
 
 LEAKS: dict[str, tuple[Any, Any, str]] = {
+    "a class that is part of a text": (
+        lambda i: f"{'ab'[i % 2] * 3}/{i}", lambda i: {"kind": "ab"[i % 2] * 3}, "(of a table: tasks.private)"
+    ),
+    "letters of a text": (lambda i: f"{'ab'[i % 2] * 3}{i}", lambda i: {"kind": "ab"[i % 2] * 3}, ""),
     "one part is in the table": (lambda i: [f"l{i}", 12 * i + 1, f"w{i}"], nothing, ""),
     "one part of an object is there": (lambda i: {"who": f"l{i}", "n": 70 + i}, lambda i: {"who": f"l{i}"}, ""),
     "a list in another order": (lambda i: [i, i + 1, i + 2], lambda i: {"digits": [i + 2, i, i + 1]}, ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -155,7 +156,7 @@ def check_disjoint(subject: TasksSubject) -> str:
     return "; ".join(f"warning: {text}" for text in repeated_warnings(parts))
 
 
-def check_gold_apart(subject: TasksSubject) -> None:
+def check_gold_apart(subject: TasksSubject) -> str:
     """What is in `private` is not in `input` too.
 
     Why: The agent reads the answer instead of working it out, and accuracy is worthless.
@@ -163,6 +164,7 @@ def check_gold_apart(subject: TasksSubject) -> None:
         --shared KEY`, and `checks("tasks", …, shared=["KEY"])` in the package's tests/test_contract.py; `input.KEY`
         for a table that only tools read.
     """
+    parts = dict[str, None]()
     for name, tasks in subject.rows.items():
         keys = {key for task in tasks for key in task.private if key not in subject.shared}
         for key in sorted(keys):
@@ -174,6 +176,22 @@ def check_gold_apart(subject: TasksSubject) -> None:
                     f'split {name}: private["{key}"] is in the input of {len(found)} of {len(golds)} tasks; the first: '
                     f"{task.id}, {cut(repr(gold), 60)} at {place}{_if_table([place for _, _, place in found])}"
                 )
+            parts |= {f'input.{part} is a part of private["{key}"]': None for part in _parts_of(golds, subject.shared)}
+    more = "in nearly all tasks: may the agent know it? Make it private too if not (of a table: tasks.private)"
+    return "; ".join(f"warning: {part} {more}" for part in parts)
+
+
+def _parts_of(golds: Sequence[tuple[Task, Any]], shared: Sequence[str]) -> Iterator[str]:
+    """Yield the keys of the input whose text stands in the gold, as a whole word or several, in nearly all tasks."""
+    for key in sorted({key for task, _ in golds for key in task.input} - {*shared}):
+        given = [(value, gold) for task, gold in golds if isinstance(value := task.input.get(key), str)]
+        inside = [
+            a
+            for a, gold in given
+            if len(a) > 1 and isinstance(gold, str) and re.search(rf"(?<!\w){re.escape(a)}(?!\w)", gold)
+        ]
+        if len(set(inside)) > 1 and len(inside) >= 0.9 * len(golds):
+            yield key
 
 
 def _given_away(golds: Sequence[tuple[Task, Any]], shared: Sequence[str]) -> list[tuple[Task, Any, str]]:
