@@ -84,6 +84,16 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
+def paired_interval(better: int, worse: int, n: int) -> tuple[float, float]:
+    """Return the 95% interval of the difference of two shares of the same n tasks, from how many differ each way.
+
+    It is Wald's with a half added to each count (Agresti & Min 2005, Statistics in Medicine 24, 729-740).
+    """
+    middle = (better - worse) / (n + 2)
+    half = Z95 * math.sqrt(better + worse + 1 - (better - worse) ** 2 / (n + 2)) / (n + 2)
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
 FLIPS = 10_000
 """How often `flip_test` samples."""
 

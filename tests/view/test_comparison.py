@@ -317,7 +317,9 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     assert verdict == f"other is {gap[1:]} points {level} run-0; p = {between['p']:.2f}, {limit}."
     assert between["difference"] == pytest.approx(float(gap) / 100)
     assert found.text().startswith(verdict), "the answer comes first"
-    assert f": {gap} points." in found.table().note.splitlines()[0]
+    assert re.search(
+        rf": {re.escape(gap)} points(, 95% interval over the tasks [-+\d.]+ to [-+\d.]+)?\.", found.table().note
+    )
     assert advice.splitlines() == [
         "One seed each can't tell settings from seeds. 3 seeds a side can:",
         "  for seed in 1 3; do",

@@ -18,6 +18,7 @@ from agentrig.figures import (
     mean,
     mean_interval,
     no_room,
+    paired_interval,
     percent,
     points,
     sign_test,
@@ -44,6 +45,14 @@ def test_wilson_agrees_with_published_values():
             low, high = wilson(right, n)
             assert 0.0 <= low <= right / n <= high <= 1.0
     assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_paired_difference_agrees_with_a_published_one() -> None:
+    """Agresti, Categorical Data Analysis (2002), table 10.1: of 1600, 86 and 150 changed; -0.059 to -0.021."""
+    assert paired_interval(86, 150, 1600) == pytest.approx((-0.059, -0.021), abs=5e-4)
+    assert paired_interval(150, 86, 1600) == pytest.approx((0.021, 0.059), abs=5e-4)
+    low, high = paired_interval(4, 0, 4)
+    assert 0 < low < high == 1.0, "no interval without a width"
 
 
 @pytest.mark.parametrize(("better", "worse"), [(0, 0), (5, 0), (3, 3), (7, 2), (1, 9)])

@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.figures import SIGNIFICANT, mean, p_text, percent, points, sign_test, stratified_test, wilson
+from agentrig.figures import (
+    SIGNIFICANT,
+    mean,
+    mean_interval,
+    p_text,
+    paired_interval,
+    percent,
+    points,
+    sign_test,
+    stratified_test,
+    wilson,
+)
 from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
@@ -48,11 +59,12 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
     Returns:
         The names of the `runs`, and of those that they are `against`; of each side a `label`, the number of `seeds`,
         the `range` of the accuracies of its runs, `ci95` (the 95% interval of their mean), whether it `fell` from
-        that before training, and on the `n` tasks that both measured the mean `accuracy`; their `difference`, and the
-        two-sided `p`: for two runs that of the exact sign test, with the number of tasks that are `better` and
-        `worse`, else that of `stratified_test`. `overlap` says whether the ranges do, None with one seed on a side,
-        `same_settings` whether only the seeds differ, and `apart` names what else does. `alike` says that each task is
-        right in all of their measurements, or in none. A task counts with the runs that measured it.
+        that before training, and on the `n` tasks that both measured the mean `accuracy`; their `difference`, its 95%
+        interval over the tasks `difference_ci95` (None with one task), and the two-sided `p`: for two runs that of the
+        exact sign test, with the number of tasks that are `better` and `worse`, else that of `stratified_test`.
+        `overlap` says whether the ranges do, None with one seed on a side, `same_settings` whether only the seeds
+        differ, and `apart` names what else does. `alike` says that each task is right in all of their measurements, or
+        in none. A task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
@@ -61,10 +73,13 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         tallies = tallies_of([end for _, end in ends], [end for _, end in begun])
         if not tallies or (tasks_of(pool[0]), reward_of(pool[0])) != (tasks_of(first[0]), reward_of(first[0])):
             continue
+        gaps = [a / n - b / m for (a, n), (b, m) in tallies]
         test: dict[str, Any] = {"better": None, "worse": None, "p": stratified_test(tallies)}
+        test["difference_ci95"] = mean_interval(gaps) if len(gaps) > 1 else None
         if len(ends) == len(begun) == 1:
             better, worse, _, _ = changed(begun[0][1], ends[0][1])
-            test = {"better": better, "worse": worse, "p": sign_test(better, worse)}
+            interval = paired_interval(better, worse, len(tallies))
+            test = {"better": better, "worse": worse, "p": sign_test(better, worse), "difference_ci95": interval}
         of: dict[str, dict[str, Any]] = {key: {} for key in ("label", "seeds", "range", "ci95", "accuracy", "fell")}
         names: dict[str, Any] = {}
         for side, each, tally in zip(SIDES, (ends, begun), zip(*tallies, strict=True), strict=True):
@@ -160,6 +175,9 @@ def told(found: Mapping[str, Any]) -> str:
     """Write the figures of a difference between two lines."""
     shares = " against ".join(f"{percent(found['accuracy'][side])}%" for side in SIDES)
     gap = f"{shares}: {points(found['difference'])} points"
+    if found["difference_ci95"] is not None:
+        low, high = map(points, found["difference_ci95"])
+        gap += f", 95% interval over the tasks {low} to {high}"
     if found["better"] is None:
         text = f"mean accuracy {gap} (exact test {p_text(found['p'])})"
         ranges = " against ".join(f"{percent(low)}–{percent(high)}%" for low, high in map(found["range"].get, SIDES))

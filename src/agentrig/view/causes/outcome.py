@@ -17,7 +17,9 @@ from agentrig.figures import (
     least_gain,
     no_room,
     number,
+    paired_interval,
     percent,
+    points,
     sign_test,
 )
 from agentrig.plan import RESUME, resume_command
@@ -303,6 +305,9 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         f"of {tasks}, {count(better)} went from wrong to right and {count(worse)} "
         f"from right to wrong ({evidence.chance})"
     )
+    if not rescored:
+        low, high = map(points, paired_interval(better, worse, judged))
+        text += f": {points((better - worse) / judged)} points, 95% interval {low} to {high}"
     better, worse = evidence.learned
     if sign_test(better, worse) > SIGNIFICANT:
         yield Finding(doubt, text if rescored else f"{text}{few}")
