@@ -71,7 +71,7 @@ def test_a_validation_that_still_rises_asks_for_more_steps(tmp_path: Path) -> No
     shares = "60.0% at step 16, 80.0% at step 24"
     said = f"Validation accuracy was still rising at the end ({shares}): train for more steps."
     gain = r"Of 60 held-out tasks measured at both ends, \d+ went from wrong to right and \d from right to wrong "
-    interval = r": \+63\.3 points, 95% interval \+48\.0 to \+74\.6"
+    interval = r"; 95% interval of the difference \+48\.0 to \+74\.6 points"
     whole = rf"{NOTHING_WRONG} {gain}\(sign test p < 0\.001: significant\){interval}\. {re.escape(said)}"
     assert re.fullmatch(whole, verdict(diagnose(run)))
     for last in (18, 20, 23):  # 23: a rise by 5 tasks has p = 0.06
@@ -226,7 +226,7 @@ def test_a_run_that_solved_its_tasks_or_gained_nothing_has_no_next_step_of_a_gai
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "solved": True}))
     assert re.fullmatch(
-        rf"{NOTHING_WRONG} Of 60 held-out tasks .*: significant\): .* points, 95% interval .*\.", verdict(diagnose(run))
+        rf"{NOTHING_WRONG} Of 60 held-out tasks .*: significant\); 95% interval .* points\.", verdict(diagnose(run))
     )
     assert verdict(diagnose(write_run(tmp_path / "none", steps=3, lift=0.0))) == (
         f"{NO_GAIN.format('gained')} Train for more steps."

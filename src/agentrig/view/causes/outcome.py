@@ -307,7 +307,7 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
     )
     if not rescored:
         low, high = map(points, paired_interval(better, worse, judged))
-        text += f": {points((better - worse) / judged)} points, 95% interval {low} to {high}"
+        text += f"; 95% interval of the difference {low} to {high} points"
     better, worse = evidence.learned
     if sign_test(better, worse) > SIGNIFICANT:
         yield Finding(doubt, text if rescored else f"{text}{few}")
