@@ -126,9 +126,9 @@ class Score:
         number = float(_number("value", value))
         if not isinstance(calls, Iterable):
             components, calls = {"calls": calls, **components}, ()
+        if isinstance(correct, Real) and not isinstance(correct, bool):
+            components, correct = {"correct": float(correct), **components}, None
         verdict: Any = bool(correct) if type(correct).__module__ == "numpy" else correct
-        if isinstance(verdict, Real) and not isinstance(verdict, bool):
-            components, verdict = {"correct": float(verdict), **components}, None
         return cls(
             status="ok", value=number, components=components, details=details, correct=verdict, calls=tuple(calls)
         )
