@@ -74,9 +74,10 @@ class Gateway:
         else:
             below = scope["path"].removeprefix(ROLLOUTS)
             rollout, v1, _ = below.rpartition("/v1/")
-            route = max((route for route in DIALECTS if below.endswith(f"/{route}")), key=len, default="")
-            # Anthropic's clients add a /v1 of their own to a base URL
-            rollout = rollout.removesuffix("/v1") if v1 else below.removesuffix(f"/{route}")
+            rollout, route = rollout.removesuffix("/v1"), ""  # Anthropic's clients add a /v1 of their own
+            if not v1:
+                route = max((route for route in DIALECTS if below.endswith(f"/{route}")), key=len, default="")
+                rollout = below.removesuffix(f"/{route}")
             known = rollout if scope["path"].startswith(ROLLOUTS) else ""
             scope["agentrig.opened"] = self.book.caller(known, _key(scope))
             if not v1:

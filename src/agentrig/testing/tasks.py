@@ -184,12 +184,9 @@ def check_gold_apart(subject: TasksSubject) -> str:
 def _parts_of(golds: Sequence[tuple[Task, Any]], shared: Sequence[str]) -> Iterator[str]:
     """Yield the keys of the input whose text stands in the gold, as a whole word or several, in nearly all tasks."""
     for key in sorted({key for task, _ in golds for key in task.input} - {*shared}):
-        given = [(value, gold) for task, gold in golds if isinstance(value := task.input.get(key), str)]
-        inside = [
-            a
-            for a, gold in given
-            if len(a) > 1 and isinstance(gold, str) and re.search(rf"(?<!\w){re.escape(a)}(?!\w)", gold)
-        ]
+        pairs = [(task.input.get(key), gold) for task, gold in golds]
+        texts = [(a, gold) for a, gold in pairs if isinstance(a, str) and isinstance(gold, str) and len(a) > 1]
+        inside = [a for a, gold in texts if re.search(rf"(?<!\w){re.escape(a)}(?!\w)", gold)]
         if len(set(inside)) > 1 and len(inside) >= 0.9 * len(golds):
             yield key
 

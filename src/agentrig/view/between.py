@@ -73,13 +73,15 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         tallies = tallies_of([end for _, end in ends], [end for _, end in begun])
         if not tallies or (tasks_of(pool[0]), reward_of(pool[0])) != (tasks_of(first[0]), reward_of(first[0])):
             continue
-        gaps = [a / n - b / m for (a, n), (b, m) in tallies]
-        test: dict[str, Any] = {"better": None, "worse": None, "p": stratified_test(tallies)}
-        test["difference_ci95"] = mean_interval(gaps) if len(gaps) > 1 else None
+        test: dict[str, Any]
         if len(ends) == len(begun) == 1:
-            better, worse, _, _ = changed(begun[0][1], ends[0][1])
-            interval = paired_interval(better, worse, len(tallies))
-            test = {"better": better, "worse": worse, "p": sign_test(better, worse), "difference_ci95": interval}
+            better, worse, _, n = changed(begun[0][1], ends[0][1])
+            interval: tuple[float, float] | None = paired_interval(better, worse, n)
+            test = {"better": better, "worse": worse, "p": sign_test(better, worse)}
+        else:
+            gaps = [a / n - b / m for (a, n), (b, m) in tallies]
+            interval = mean_interval(gaps) if len(gaps) > 1 else None
+            test = {"better": None, "worse": None, "p": stratified_test(tallies)}
         of: dict[str, dict[str, Any]] = {key: {} for key in ("label", "seeds", "range", "ci95", "accuracy", "fell")}
         names: dict[str, Any] = {}
         for side, each, tally in zip(SIDES, (ends, begun), zip(*tallies, strict=True), strict=True):
@@ -102,6 +104,7 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
                 **names, **of, **test,
                 "n": len(tallies),
                 "difference": of["accuracy"]["runs"] - of["accuracy"]["against"],
+                "difference_ci95": interval,
                 "overlap": None if 1 in of["seeds"].values() else low <= greatest and least <= high,
                 "same_settings": without_seed(pool[0], known) == without_seed(first[0], known),
                 "apart": settings_apart(first[0], pool[0], known),

@@ -507,12 +507,14 @@ def rollout_rows(
     Args:
         columns: Which columns, in addition to `mode` and `step`.
         decode: False leaves JSON columns as text.
-        optional: Columns that a file may lack.
+        optional: Columns that a file may lack: their values are then None.
     """
     for file in files:
         table = columns_of(file, columns, ids, optional)
+        more = {"mode": file.mode, "step": file.step}
+        lacks = dict.fromkeys(optional)
         for row in table.to_pylist() if table is not None else ():
-            yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
+            yield lacks | (decoded(row) if decode else row) | more
 
 
 SLICES = "slices"

@@ -205,10 +205,10 @@ def facts_of(file: RolloutFile) -> StepFacts:
     contradicted = [rows for rows in repeated if len({is_correct(row) for row in rows}) > 1]
     replied: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in scored:
-        if row.get("replies") and not _judged_only(row):
+        if row["replies"] and not _judged_only(row):
             replied[str(row["task_id"]), str(row["replies"])][str(row["answer"])] += 1
     pairs = [(task, answers, answers.total() * (answers.total() - 1) // 2) for (task, _), answers in replied.items()]
-    late = [row for row in scored if row.get("status") == "timeout"]
+    late = [row for row in scored if row["status"] == "timeout"]
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
     right_most = max((float(row["value"]) for row in scored if is_correct(row)), default=None)
@@ -248,7 +248,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         reasons=Counter(told for row in wrong if (told := reason_of(row["details"]))),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
         only_answer=only,
-        unlike_replies=sum(len({row.get("replies") for row in rows}) > 1 for rows in several),
+        unlike_replies=sum(len({row["replies"] for row in rows}) > 1 for rows in several),
         same_replies=sum(n for *_, n in pairs),
         unlike_answers=sum(n - sum(k * (k - 1) // 2 for k in answers.values()) for _, answers, n in pairs),
         unlike_example=next(
@@ -331,7 +331,7 @@ def requests_of(file: RolloutFile) -> Requests:
 
 def asked(row: Mapping[str, Any]) -> list[Any]:
     """Return the messages of each answered call in a rollout's row."""
-    calls = [span for span in spans_of(row.get("spans")) if span.name == LLM_CALL and span.error is None]
+    calls = [span for span in spans_of(row["spans"]) if span.name == LLM_CALL and span.error is None]
     return [messages for call in calls if (messages := dig(call.attributes, "request", "messages"))]
 
 
@@ -464,16 +464,20 @@ class Evidence:
         first, last = self.ends or ({}, {})
         scores = [reward for end in (first, last) for *_, reward in end.values()]
         far = APART * (max(scores) - min(scores)) if scores else 0.0
+
+        def apart(same: Iterable[tuple[Any, Any]]) -> int:
+            return sum(a[1] != b[1] or abs(a[3] - b[3]) > far for a, b in same)
+
         pairs = [(first[task], last[task]) for task in first.keys() & last.keys() if first[task][2] == last[task][2]]
-        if sum(a[1] != b[1] or abs(a[3] - b[3]) > far for a, b in pairs) < RESCORED_N:
+        if apart(pairs) < RESCORED_N:
             return None  # the replies, which take time, need not be read
         files = self.run.measured()
         heard = self.run.seen.of(files[0], heard_of) | self.run.seen.of(files[-1], heard_of)
         pairs = [(a, b) for a, b in pairs if a[0] in heard and heard[a[0]] == heard.get(b[0])]
-        n = sum(a[1] != b[1] or abs(a[3] - b[3]) > far for a, b in pairs)
+        n = apart(pairs)
         if n < max(RESCORED_N, RESCORED * len(pairs)):
             return None
-        better, worse = (sum(b[1] > a[1] for a, b in pairs), sum(a[1] > b[1] for a, b in pairs))
+        better, worse = sum(b[1] > a[1] for a, b in pairs), sum(a[1] > b[1] for a, b in pairs)
         return Rescored(len(pairs), n, better, worse)
 
     @cached_property
