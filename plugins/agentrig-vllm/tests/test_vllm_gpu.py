@@ -229,6 +229,22 @@ def test_vllm_computes_with_what_was_sent_and_with_nothing_older(served) -> None
 
 
 @pytest.mark.timeout(400)
+def test_vllm_counts_the_calls_that_nothing_records(served) -> None:
+    import httpx
+
+    from agentrig.endpoints import unrecorded_calls
+
+    server, *_ = served
+    endpoint = server.endpoints[0]
+    key = {"Authorization": f"Bearer {endpoint.api_key}"}
+    before = unrecorded_calls([endpoint])
+    for headers in (key, key | endpoint.headers, key):
+        body = {"model": endpoint.model, "prompt": list(range(10, 30)), "max_tokens": 2}
+        httpx.post(f"{endpoint.base_url}/completions", headers=headers, json=body, timeout=60).raise_for_status()
+    assert unrecorded_calls([endpoint]) - before == 2
+
+
+@pytest.mark.timeout(400)
 def test_asleep_the_memory_is_the_learners_and_awake_the_new_weights_answer(served) -> None:
     import httpx
 
