@@ -661,6 +661,18 @@ def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_cal
     assert ("the reward returned float" in returned, "is a guess" in returned) == (True, False), returned
     wrong = " ".join(validate(str(rejects), "--only", "reward.gold").stdout.split())
     assert f"task dev-0, answer the number 43, status ok, value 0.0{guess}" in wrong
+    rejects.write_text(rejects.read_text().replace("    try:", "    return {}\n    try:"))
+    shaped = " ".join(validate(str(rejects), "--only", "play.parts", "--only", "reward.gold").stdout.split())
+    known = 'the right answer is not known: private["refund"] is a number, and the agent answers with an object.'
+    assert known in shaped, shaped
+    second, seldom = (tmp_path / f"{name}.py" for name in ("second", "seldom"))
+    more = '    yield RewardSpec(name="calls", summary="", sees_trace=True, build=lambda config: scored)\n'
+    calls = "def scored(task, outcome, budget_s, trace):\n    return equal(task, outcome, budget_s)\n"
+    second.write_text(REFUNDS + more + calls)
+    seldom.write_text(second.read_text().replace('json.dumps({"refund": ', 'json.dumps({"refund": task.id[-1] != "1" and '))
+    for file in (second, seldom):
+        result = validate(str(file), *only)
+        assert result.exit_code == 0, result.output
 
 
 def test_an_answer_of_another_type_than_gold_is_told_with_both_types(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from agentrig.testing.kit import basic, needs
 from agentrig.testing.reward import NO_SCORE, RewardSubject
 from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import CheckFailed, CheckSkipped
-from agentrig.text import cut, differs_in_form_only, json_text, with_kind
+from agentrig.text import cut, differs_in_form_only, json_kind, json_text, with_kind
 from agentrig.traces import items, mapping, message_of, reply_of, token_count
 
 NONSENSE = "lorem ipsum"
@@ -129,10 +129,26 @@ class PlaySubject(AgentSubject):
         return list(itertools.chain(*self.trials.values()))
 
     @property
-    def demonstrated_answers(self) -> dict[str, Any]:
-        """Task id to the agent's answer if the model says what the demonstrator says; empty unless all are correct."""
+    def right_answers(self) -> dict[str, Any]:
+        """Task id to the agent's answer if the model says what the demonstrator says, where that is correct."""
         right = self.trials.get("gold", []) if self.demonstrator is not None else []
-        return {r.task.id: r.outcome.answer for r in right} if all(r.correct for r in right) else {}
+        return {r.task.id: r.outcome.answer for r in right if r.correct}
+
+    @property
+    def not_gold(self) -> str:
+        """Why a task's gold is no answer: the agent never answers with such a JSON value; '' if it may be one."""
+        answers = [r.outcome.answer for r in self.rollouts if r.outcome.answer is not None]
+        try:
+            golds = self.judge.golds
+        except CheckSkipped:
+            return ""
+        if not answers or {_shape(answer) for answer in answers} & {_shape(gold) for gold in golds}:
+            return ""
+        return (
+            f'the right answer is not known: private["{self.judge.gold_key}"] is {json_kind(golds[0])}, and the agent '
+            f"answers with {json_kind(answers[0])}. Let AgentSpec(demonstrate=...) or the task set's method "
+            "demonstrate(task, call) say what the model replies (docs/how-to/laptop.md)"
+        )
 
     def mean(self, said: str) -> float | None:
         """Return the mean reward of the rollouts in which the model said this; None if none was scored."""
@@ -307,6 +323,10 @@ def tools_of(rollout: Rollout) -> tuple[str, str]:
         "If that is an error, compare the demonstrator's calls with what the tool takes: the agent gets a call's "
         "`arguments` as JSON text (json.loads reads it). Else compare the agent's answer with what the reward expects."
     )
+
+
+def _shape(value: Any) -> str:
+    return json_kind(value) if isinstance(value, dict | list) else "a single value"
 
 
 def _name(tool: Any) -> str:
