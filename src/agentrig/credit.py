@@ -310,13 +310,8 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
     Raises:
         AgentrigError: No call of the step has a reward.
     """  # noqa: D415
-    rollouts = [rollout for group in groups for rollout in group if rollout.value is not None and rollout.triplets]
-    if rollouts and not any((r.score and r.score.calls) or given(r.trace) for r in rollouts):
-        raise AgentrigError(
-            "the credit `turn` needs a reward that scores calls (`Score.calls`), or an agent that gives them rewards "
-            "(`agentrig.reward`), and there is none: use a reward such as `spider-exec`, or another credit, for "
-            "example --credit dr-grpo"
-        )
+    if unscored := unscored_calls([rollout for group in groups for rollout in group]):
+        raise AgentrigError(unscored)
     for group in groups:
         returns = [_returns(rollout, config.discount) for rollout in group]
         turns: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -331,6 +326,21 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
             return worth * config.negative_scale if worth < 0 else worth
 
         yield [None if r.value is None else [over_mean(*p) for p in ps] for r, ps in zip(group, returns, strict=True)]
+
+
+def unscored_calls(rollouts: Iterable[Rollout]) -> str:
+    """Return that no call of some rollouts has a reward for `turn`, and what to do; '' if one has, or none is trained.
+
+    A run asks it of the held-out rollouts before training too, and `agentrig doctor` of a demonstrated one.
+    """
+    trained = [r for r in rollouts if r.value is not None and r.triplets]
+    if not trained or any((r.score and r.score.calls) or given(r.trace) for r in trained):
+        return ""
+    return (
+        f"the credit `turn` learns from rewards of calls, and no call of {amount(len(trained), 'rollout')} has one: "
+        "let your reward return Score.ok(..., calls=[...]) (docs/rewards.md), or the agent call `agentrig.reward`, or use "
+        "another credit, for example --credit dr-grpo"
+    )
 
 
 def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:

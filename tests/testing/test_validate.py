@@ -669,7 +669,9 @@ def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_cal
     more = '    yield RewardSpec(name="calls", summary="", sees_trace=True, build=lambda config: scored)\n'
     calls = "def scored(task, outcome, budget_s, trace):\n    return equal(task, outcome, budget_s)\n"
     second.write_text(REFUNDS + more + calls)
-    seldom.write_text(second.read_text().replace('json.dumps({"refund": ', 'json.dumps({"refund": task.id[-1] != "1" and '))
+    seldom.write_text(
+        second.read_text().replace('json.dumps({"refund": ', 'json.dumps({"refund": task.id[-1] != "1" and ')
+    )
     for file in (second, seldom):
         result = validate(str(file), *only)
         assert result.exit_code == 0, result.output
