@@ -338,8 +338,8 @@ def unscored_calls(rollouts: Iterable[Rollout]) -> str:
         return ""
     return (
         f"the credit `turn` learns from rewards of calls, and no call of {amount(len(trained), 'rollout')} has one: "
-        "let your reward return Score.ok(..., calls=[...]) (docs/rewards.md), or the agent call `agentrig.reward`, or use "
-        "another credit, for example --credit dr-grpo"
+        "let your reward return Score.ok(..., calls=[...]) (docs/rewards.md), or the agent call `agentrig.reward`, or "
+        "use another credit, for example --credit dr-grpo"
     )
 
 
