@@ -343,10 +343,15 @@ def unscored_calls(rollouts: Iterable[Rollout]) -> str:
     )
 
 
+def rewards_of_calls(rollout: Rollout) -> Sequence[float | None]:
+    """Return what `turn` learns from: the reward of each of `trace.llm_calls()`, None for a call without one."""
+    return (rollout.score.calls if rollout.score is not None else ()) or given_to_calls(rollout.trace)
+
+
 def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:
     """Return node, turn and return-to-go of each trained call of a rollout."""
     calls = rollout.trace.llm_calls()
-    rewards = (rollout.score.calls if rollout.score is not None else ()) or given_to_calls(rollout.trace)
+    rewards = rewards_of_calls(rollout)
     later, found = None, dict[str, float | None]()
     for call, reward in zip(reversed(calls), reversed(rewards), strict=True):
         if reward is not None:

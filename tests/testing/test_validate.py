@@ -677,6 +677,18 @@ def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_cal
         assert result.exit_code == 0, result.output
 
 
+def test_a_trial_shows_the_rewards_of_calls(tmp_path: Path) -> None:
+    file = tmp_path / "calls.py"
+    file.write_text(
+        REFUNDS.replace("budget_s):", "budget_s, trace):")
+        .replace('summary="", build=lambda config: equal', 'summary="", sees_trace=True, build=lambda config: equal')
+        .replace('private["refund"]))', 'private["refund"]), calls=[0.5 for call in trace.llm_calls()])')
+    )
+    shown = " ".join(validate(str(file), "--only", "play.parts").stdout.split())
+    assert "calls per rollout 1.0 prompt tokens per rollout 23.0" in shown
+    assert "first rewards of calls gold [0.5], nonsense [0.5]" in shown, shown
+
+
 def test_an_answer_of_another_type_than_gold_is_told_with_both_types(tmp_path: Path) -> None:
     file = tmp_path / "amounts.py"
     text = Path(FILE).read_text("utf-8")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import attrs
 
+from agentrig.credit import rewards_of_calls
 from agentrig.endpoints import Endpoint
 from agentrig.figures import mean
 from agentrig.plan import RunSettings
@@ -126,7 +127,7 @@ class PlaySubject(AgentSubject):
     @property
     def rollouts(self) -> list[Rollout]:
         """All of them."""
-        return list(itertools.chain(*self.trials.values()))
+        return list(chain(*self.trials.values()))
 
     @property
     def right_answers(self) -> dict[str, Any]:
@@ -182,6 +183,8 @@ class PlaySubject(AgentSubject):
             "prompt_tokens": sum(token_count(call, "prompt") or 0 for call in calls),
             "response_tokens": sum(token_count(call, "response") or 0 for call in calls),
         }
+        firsts = {said: rollouts[0] for said, rollouts in self.trials.items() if rollouts}
+        of_calls = {said: list(rewards_of_calls(rollout)) for said, rollout in firsts.items()}
         size, example = (STEP, "example_") if self.step is None else (self.step, "")
         return {
             "agent": str(self),
@@ -193,6 +196,7 @@ class PlaySubject(AgentSubject):
             "most_frequent_answer": self.most_frequent_answer,
             "trained_by_node": count_nodes(rollouts)["trained"],
             **{f"{name}_per_rollout": round(total / n, 2) for name, total in costs.items()},
+            **({"first_rewards_of_calls": of_calls} if {*chain(*of_calls.values())} - {None} else {}),
             "trained_calls_per_rollout": round(len(triplets) / n, 2),
             "trained_tokens_per_rollout": round(sum(len(triplet.response_ids) for triplet in triplets) / n, 1),
             "seconds_per_rollout": round(sum(r.duration_s for r in rollouts) / n, 3),
