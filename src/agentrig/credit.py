@@ -313,7 +313,7 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
     if unscored := unscored_calls([rollout for group in groups for rollout in group]):
         raise AgentrigError(unscored)
     for group in groups:
-        returns = [_returns(rollout, config.discount) for rollout in group]
+        returns = [returns_of_calls(rollout, config.discount) for rollout in group]
         turns: dict[tuple[str, int], list[float]] = defaultdict(list)
         for place, value in (pair for pairs in returns for pair in pairs):
             if value is not None:
@@ -348,8 +348,8 @@ def rewards_of_calls(rollout: Rollout) -> Sequence[float | None]:
     return (rollout.score.calls if rollout.score is not None else ()) or given_to_calls(rollout.trace)
 
 
-def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:
-    """Return node, turn and return-to-go of each trained call of a rollout."""
+def returns_of_calls(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:
+    """Return the place (node and turn) and the return-to-go of each trained call of a rollout; see `turn`."""
     calls = rollout.trace.llm_calls()
     rewards = rewards_of_calls(rollout)
     later, found = None, dict[str, float | None]()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
+from agentrig.credit import TurnConfig, returns_of_calls, unscored_calls
 from agentrig.figures import SIGNIFICANT, mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
@@ -127,6 +128,25 @@ def differing(groups: Sequence[Sequence[float]], size: int) -> float:
     return mean(shares) or 0.0
 
 
+def learned_rewards(group: Sequence[Rollout], size: int, credit: Any = None) -> list[float]:
+    """Return the rewards of a task that its rollouts are compared by: their own, or under `turn` those of one turn.
+
+    Of the turns it is the one whose calls' rewards are most likely to differ.
+
+    Args:
+        size: Rollouts of one task in a training step.
+        credit: The settings of the run's credit.
+    """
+    scored = [rollout for rollout in group if rollout.value is not None]
+    if not isinstance(credit, TurnConfig):
+        return [rollout.value for rollout in scored if rollout.value is not None]
+    turns: dict[object, list[float]] = defaultdict(list)
+    for place, value in (pair for rollout in scored for pair in returns_of_calls(rollout, credit.discount)):
+        if value is not None:
+            turns[place].append(value)
+    return max(turns.values(), key=lambda values: differing([values], size), default=[])
+
+
 def sure_and_random(groups: Sequence[Sequence[Rollout]]) -> tuple[float, float]:
     """Return two shares of the tasks with equal rewards: of those that the model is sure of, and of random replies.
 
@@ -159,7 +179,13 @@ def _replies(rollout: Rollout) -> str:
 
 
 def judge(
-    groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: float = 1.0, cure: str = "", less: str = ""
+    groups: Sequence[Sequence[Rollout]],
+    size: int,
+    *,
+    failure_limit: float = 1.0,
+    cure: str = "",
+    less: str = "",
+    credit: Any = None,
 ) -> Verdict:
     """Say whether a model can be trained by reward.
 
@@ -169,10 +195,11 @@ def judge(
         failure_limit: The share of rollouts that may fail in a step, `run.failure_limit`.
         cure: What to do if too few groups differ; left out: what any model can do.
         less: The same for a model that is too sure of its answers: of most tasks, by `sure_and_random`.
+        credit: The settings of the run's credit: `turn` learns from rewards of calls.
     """
     rollouts = [rollout for group in groups for rollout in group]
-    rewards = [[r.value for r in group if r.value is not None] for group in groups]
-    values = [value for group in rewards for value in group]
+    rewards = [learned_rewards(group, size, credit) for group in groups]
+    values = [r.value for r in rollouts if r.value is not None]
     failures = count_failures(rollouts)
     failed = sum(failures.values())
     if not values or failed > failure_limit * len(rollouts):
@@ -188,14 +215,18 @@ def judge(
         )
     accuracy = sum(bool(r.correct) for r in rollouts) / len(values)
     never = never_right(by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None))
-    but = f" But {never}" if never else ""
+    but, of = f" But {never}" if never else "", ""
     if accuracy >= SOLVED:
         message = "The model already solves nearly all training tasks: little is left for training. Use harder tasks."
         return Verdict(kind="solved", message=f"{message}{but}")
+    if isinstance(credit, TurnConfig):
+        if why := unscored_calls(rollouts):
+            return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why}.{but}")
+        values, of = [value for group in rewards for value in group] or values, " of calls"
     differ, average = differing(rewards, size), math.fsum(values) / len(values)
     are = "are" if any(len(group) > 1 for group in rewards) else "would be"
     learns = (
-        f"training learns from tasks whose {size} rollouts get rewards that differ, and these {are} about "
+        f"training learns from tasks whose {size} rollouts get rewards{of} that differ, and these {are} about "
         f"{differ:.0%} of the tasks"
     )
     judged = sum(len(group) > 1 for group in rewards)
@@ -206,8 +237,9 @@ def judge(
     why, general = "", f"Raise the temperature (algorithm.temperature), {WARM_UP}."
     warm_up = f"{WARM_UP[0].upper()}{WARM_UP[1:]}"
     if min(values) == max(values) and not accuracy:
+        each = "scored call" if of else "sampled answer"
         why = (
-            f"every sampled answer has the reward {values[0]:g}, and none is correct: reinforcement learning would "
+            f"every {each} has the reward {values[0]:g}, and no answer is correct: reinforcement learning would "
             "start at zero and learn nothing"
         )
         general = f"{warm_up}; raising the temperature (algorithm.temperature) may help too."
