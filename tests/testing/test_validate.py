@@ -677,6 +677,23 @@ def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_cal
         assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize(
+    ("was", "check"), [("lambda config: Refunds()", "recipe.tasks"), ("asked = [", "tasks.rows")], ids=["build", "load"]
+)
+def test_a_file_that_tasks_do_not_find_is_what_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was: str, check: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uses = "tasks={'use': 'refunds'}, agent={'use': 'reads'}, reward={'use': 'equal'}, algorithm={'use': 'grpo'}"
+    text = REFUNDS.replace(was, was.replace("Refunds()", "open('dates.csv')").replace("[", "open('dates.csv') and ["))
+    text = text.replace("import AgentSpec", "import RecipeSpec, AgentSpec") + "\n@hookimpl\ndef register_recipes():\n"
+    Path("calendar_tasks.py").write_text(f"{text}    yield RecipeSpec(name='c', summary='', settings=dict({uses}))\n")
+    said = " ".join(validate("calendar_tasks.py", "--only", check).stdout.split())
+    assert f"what to do: There is no {tmp_path / 'dates.csv'}: make the file, or call agentrig in the folder" in said, (
+        said
+    )
+
+
 def test_a_trial_shows_the_rewards_of_calls(tmp_path: Path) -> None:
     file = tmp_path / "calls.py"
     file.write_text(
