@@ -142,7 +142,7 @@ class Check:
             return skipped
         except (Exception, SystemExit) as error:
             own = error if isinstance(error, CheckFailed) else CheckFailed(account_of(error))
-            failure = CheckFailed(own.what, _no_file(error) or own.cure or self.cure, own.why or self.why, self.name)
+            failure = CheckFailed(own.what, _no_file(own.what) or own.cure or self.cure, own.why or self.why, self.name)
             failure.__cause__ = error.__cause__ if own is error else error
             return failure
 
@@ -160,15 +160,14 @@ class Check:
         return self.name
 
 
-def _no_file(error: BaseException | None) -> str:
-    """Return what to do about a file that an error, or what it comes from, did not find; '' if it is of another kind."""
-    while error is not None and not (isinstance(error, FileNotFoundError) and error.filename):
-        error = error.__cause__
-    if error is None:
+def _no_file(said: str) -> str:
+    """Return what to do about the file that an error, also of another process, did not find; '' if it says another."""
+    found = re.search(r"FileNotFoundError: \[Errno \d+\] [^:]+: '([^'\n]+)'", said)
+    if found is None:
         return ""
     return (
-        f"There is no {Path(error.filename).absolute()}: make the file, or call agentrig in the folder where it is. A "
-        "file that belongs to your code is found from any folder by Path(__file__).with_name(NAME)."
+        f"There is no {Path(found[1]).absolute()}: make the file, or call agentrig in the folder where it is. Code finds "
+        "a file beside itself from any folder by Path(__file__).with_name(NAME)."
     )
 
 
