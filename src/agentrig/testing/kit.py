@@ -166,8 +166,8 @@ def _no_file(said: str) -> str:
     if found is None:
         return ""
     return (
-        f"There is no {Path(found[1]).absolute()}: make the file, or call agentrig in the folder where it is. Code finds "
-        "a file beside itself from any folder by Path(__file__).with_name(NAME)."
+        f"There is no {Path(found[1]).absolute()}: make the file, or call agentrig in the folder where it is. Code "
+        "finds a file beside itself from any folder by Path(__file__).with_name(NAME)."
     )
 
 
