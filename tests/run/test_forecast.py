@@ -98,6 +98,17 @@ def test_the_verdict_names_kinds_of_tasks_that_were_never_right(groups: Any, sai
     assert ("never right" in found.message) == bool(said)
 
 
+def test_the_verdict_names_a_kind_of_tasks_that_was_hardly_ever_right() -> None:
+    rights = {"author": [(1, 0)] * 30, "copies": [(1, 0)] + [(0, 0)] * 29, "reserve": [(0, 0)] * 30}
+    of = [
+        [attrs.evolve(r, task=attrs.evolve(r.task, slices={"kind": kind})) for r in group]
+        for kind, groups in rights.items()
+        for group in groups_of(*groups)
+    ]
+    said = "But kind=copies (1 of 60 rollouts) and kind=reserve (0 of 60) were hardly ever right: reward teaches little"
+    assert said in judge(of, 2).message
+
+
 @pytest.mark.parametrize(
     ("groups", "kind", "words"),
     [

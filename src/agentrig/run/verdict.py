@@ -34,8 +34,8 @@ SOONER = 0.2
 WARM_UP = "warm up first (agentrig warmup, docs/how-to/laptop.md), make the tasks easier, or take a larger model"
 
 NEVER = (
-    "reward can't teach what is never right. Warm up longer, with such tasks among the labels (agentrig warmup: more "
-    "--labels; one kind alone can reach --until), give demonstrations of them, or reward parts of their answers."
+    "Warm up longer, with such tasks among the labels (agentrig warmup: more --labels; one kind alone can reach "
+    "--until), give demonstrations of them, or reward parts of their answers."
 )
 """What to do about classes of tasks that were never right."""
 
@@ -43,27 +43,48 @@ NAMED = 3
 """So many of these are named."""
 
 
-def never_right(tried: Mapping[tuple[str, str], Sequence[int]]) -> str:
+HARDLY = 0.05
+"""Share of right rollouts up to which a class of tasks teaches hardly more than one that is never right."""
+
+
+def never_right(tried: Mapping[tuple[str, str], Sequence[int]], *, most: float = 0.0) -> str:
     """Say which classes of tasks were right in no rollout, though others were; '' if there is none, or by chance.
 
     Args:
         tried: Of each class of each slice: how many of its rollouts were right, and how many there were.
+        most: The share of right rollouts up to which a class is named too.
     """
     whole: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for (name, _), pair in tried.items():
         whole[name] = [a + b for a, b in zip(whole[name], pair, strict=True)]
     found = []
     for (name, part), (right, n) in sorted(tried.items()):
-        rights, others = whole[name][0], whole[name][1] - n
-        if not right and rights and (1 - rights / others) ** n < SIGNIFICANT:
-            found.append((f"{name}={part}", n))
+        rights, others = whole[name][0] - right, whole[name][1] - n
+        if right > most * n or not rights:
+            continue
+        if _at_most(right, n, rights / others) < SIGNIFICANT:
+            found.append((f"{name}={part}", n, right))
     if not found:
         return ""
-    (first, n), *more = found[:NAMED]
-    words = [f"{first} ({amount(n, 'rollout')})", *(f"{name} ({count})" for name, count in more)]
+    hardly = any(right for *_, right in found)
+    counts = [f"{right} of {n}" if hardly else f"{n}" for _, n, right in found]
+    (first, n, _), *more = found[:NAMED]
+    words = [f"{first} ({counts[0]} rollout{'s' * (n != 1)})"]
+    words += [f"{name} ({count})" for (name, *_), count in zip(more, counts[1:], strict=False)]
     if len(found) > NAMED:
         words.append(f"{len(found) - NAMED} more")
-    return f"{' and '.join(words)} {'were' if len(found) > 1 else 'was'} never right: {NEVER}"
+    seldom, teaches = ("hardly ever", "teaches little of") if hardly else ("never", "can't teach")
+    were = "were" if len(found) > 1 else "was"
+    return f"{' and '.join(words)} {were} {seldom} right: reward {teaches} what is {seldom} right. {NEVER}"
+
+
+def _at_most(right: int, n: int, p: float) -> float:
+    """Return how likely at most so many of n rollouts are right, if each is with the probability p > 0."""
+    if p == 1:
+        return float(right == n)
+    return math.fsum(
+        math.exp(math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p)) for k in range(right + 1)
+    )
 
 
 def by_class(scored: Iterable[tuple[Mapping[str, str], bool]]) -> dict[tuple[str, str], list[int]]:
@@ -214,7 +235,8 @@ def judge(
             kind="failing", message=f"{what}; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
         )
     accuracy = sum(bool(r.correct) for r in rollouts) / len(values)
-    never = never_right(by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None))
+    tried = by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None)
+    never = never_right(tried, most=HARDLY)
     but, of = f" But {never}" if never else "", ""
     if accuracy >= SOLVED:
         message = "The model already solves nearly all training tasks: little is left for training. Use harder tasks."
