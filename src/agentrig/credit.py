@@ -130,7 +130,10 @@ class TurnConfig(RelativeConfig):
     """Settings of `turn`."""
 
     discount: float = setting(
-        0.0, help="how much a call is worth of the reward of the call after it: 0 for nothing, 1 for all", ge=0, le=1
+        0.0,
+        help="a call gets so much of the next call's reward too, its square of the one after, and so on",
+        ge=0,
+        le=1,
     )
 
 
