@@ -173,7 +173,10 @@ def test_a_rollout_became_right_or_wrong_at_its_last_change(calls: list[float | 
 
 def test_rollouts_are_counted_by_turn_in_the_order_of_turns() -> None:
     wrong, broken, late, early = [0.0], [1.0, 0.0], [0.0] * 10 + [1.0], [0.0, 1.0]
-    counted = by_turn([wrong, broken, late, [], early, [1.0], early])
+    said = [{"turn": turn_of(calls)} for calls in (wrong, broken, late, [], early, [1.0], early)]
+    counted = by_turn(
+        [*said, {}, {"turn": 3}]
+    )  # of a reward that scores calls without an answer, or says another thing
     assert list(counted.items()) == [
         ("right at turn 1", 1),
         ("repaired at turn 2", 2),

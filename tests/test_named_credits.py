@@ -360,7 +360,9 @@ def test_turns_are_compared_with_the_same_turn_of_the_same_node() -> None:
 
 def test_a_reward_that_scores_no_call_is_refused() -> None:
     plain = [rollout(1.0, triplets=[Triplet(prompt_ids=[1], response_ids=[2], span_id="c0")]) for _ in range(2)]
-    with pytest.raises(AgentrigError, match=r"`turn` needs a reward that scores calls .*--credit dr-grpo"):
+    with pytest.raises(
+        AgentrigError, match=r"`turn` learns from rewards of calls, and no call of 2 .*--credit dr-grpo"
+    ):
         list(credit_of("turn")([plain]))
     ((first, _),) = credit_of("turn")([[plain[0], talk(1.0)]])
     assert first == [None], "one rollout whose calls are not scored is left out"

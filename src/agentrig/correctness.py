@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -12,6 +14,9 @@ log = logging.getLogger(__name__)
 
 CORRECT_AT = 1.0
 """Default threshold: an answer with at least this reward counts as correct."""
+
+TURN = re.compile(r"(right|repaired|broken) at turn \d+|wrong at every turn")
+"""What `turn_of` returns."""
 
 CORRECT_TOLD = "correct_told"
 """The key of a run's summary: whether the reward or the user says what is correct, or only that default."""
@@ -72,7 +77,9 @@ class Correctness:
 def turn_of(calls: Sequence[float | None]) -> str | None:
     """Return at which turn a rollout became right or wrong, from `Score.calls`; None if no call was scored.
 
-    A turn is a scored call; it is right if its value is at least `CORRECT_AT`. The last change decides.
+    A turn is a scored call; it is right if its value is at least `CORRECT_AT`. The last change decides. It has a
+    meaning only where each scored call has an answer, such as a query: a reward of such calls gives it as
+    `Score.details["turn"]`.
 
     Example:
         >>> turn_of([0.0, None, 1.0]), turn_of([0.0, 1.0, 0.0]), turn_of([1.0])
@@ -85,9 +92,10 @@ def turn_of(calls: Sequence[float | None]) -> str | None:
     return f"{'broken' if not right[-1] else 'repaired' if changed > 1 else 'right'} at turn {changed}"
 
 
-def by_turn(rollouts: Iterable[Sequence[float | None]]) -> dict[str, int]:
-    """Return how many rollouts became right or wrong at which turn, from their `Score.calls`."""
-    counts = Counter(turn for turn in map(turn_of, rollouts) if turn is not None)
+def by_turn(details: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many rollouts became right or wrong at which turn, from their `Score.details`."""
+    said = (str(of["turn"]) for of in details if of.get("turn"))
+    counts = Counter(turn for turn in said if TURN.fullmatch(turn))
     return {turn: counts[turn] for turn in sorted(counts, key=turn_order)}
 
 

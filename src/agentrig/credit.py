@@ -130,7 +130,10 @@ class TurnConfig(RelativeConfig):
     """Settings of `turn`."""
 
     discount: float = setting(
-        0.0, help="how much a call is worth of the reward of the call after it: 0 for nothing, 1 for all", ge=0, le=1
+        0.0,
+        help="a call gets so much of the next call's reward too, its square of the one after, and so on",
+        ge=0,
+        le=1,
     )
 
 
@@ -310,15 +313,10 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
     Raises:
         AgentrigError: No call of the step has a reward.
     """  # noqa: D415
-    rollouts = [rollout for group in groups for rollout in group if rollout.value is not None and rollout.triplets]
-    if rollouts and not any((r.score and r.score.calls) or given(r.trace) for r in rollouts):
-        raise AgentrigError(
-            "the credit `turn` needs a reward that scores calls (`Score.calls`), or an agent that gives them rewards "
-            "(`agentrig.reward`), and there is none: use a reward such as `spider-exec`, or another credit, for "
-            "example --credit dr-grpo"
-        )
+    if unscored := unscored_calls([rollout for group in groups for rollout in group]):
+        raise AgentrigError(unscored)
     for group in groups:
-        returns = [_returns(rollout, config.discount) for rollout in group]
+        returns = [returns_of_calls(rollout, config.discount) for rollout in group]
         turns: dict[tuple[str, int], list[float]] = defaultdict(list)
         for place, value in (pair for pairs in returns for pair in pairs):
             if value is not None:
@@ -333,10 +331,30 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
         yield [None if r.value is None else [over_mean(*p) for p in ps] for r, ps in zip(group, returns, strict=True)]
 
 
-def _returns(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:
-    """Return node, turn and return-to-go of each trained call of a rollout."""
+def unscored_calls(rollouts: Iterable[Rollout]) -> str:
+    """Return that no call of some rollouts has a reward for `turn`, and what to do; '' if one has, or none is trained.
+
+    A run asks it of the held-out rollouts before training too, and `agentrig doctor` of a demonstrated one.
+    """
+    trained = [r for r in rollouts if r.value is not None and r.triplets]
+    if not trained or any((r.score and r.score.calls) or given(r.trace) for r in trained):
+        return ""
+    return (
+        f"the credit `turn` learns from rewards of calls, and no call of {amount(len(trained), 'rollout')} has one: "
+        "let your reward return Score.ok(..., calls=[...]) (docs/rewards.md), or the agent call `agentrig.reward`, or "
+        "use another credit, for example --credit dr-grpo"
+    )
+
+
+def rewards_of_calls(rollout: Rollout) -> Sequence[float | None]:
+    """Return what `turn` learns from: the reward of each of `trace.llm_calls()`, None for a call without one."""
+    return (rollout.score.calls if rollout.score is not None else ()) or given_to_calls(rollout.trace)
+
+
+def returns_of_calls(rollout: Rollout, discount: float) -> list[tuple[tuple[str, int], float | None]]:
+    """Return the place (node and turn) and the return-to-go of each trained call of a rollout; see `turn`."""
     calls = rollout.trace.llm_calls()
-    rewards = (rollout.score.calls if rollout.score is not None else ()) or given_to_calls(rollout.trace)
+    rewards = rewards_of_calls(rollout)
     later, found = None, dict[str, float | None]()
     for call, reward in zip(reversed(calls), reversed(rewards), strict=True):
         if reward is not None:

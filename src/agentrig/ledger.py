@@ -52,9 +52,12 @@ REASONS: Mapping[str, str] = {
     UNMATCHED_MODEL: "the adapter trains calls that name other models",
     DUPLICATE: "the call was recorded twice; the other record counts",
     LEFT_OUT_BY_ADAPTER: "the adapter left it out and does not say why (it has no method `left_out`)",
-    ZERO_VARIANCE: "all rollouts of its group got the same reward: the advantage is 0",
+    ZERO_VARIANCE: "all rollouts of its group got the same reward at their end, and its advantage is 0",
     ALONE: "its group has no other rollout to compare with: the advantage is 0",
-    ZERO_ADVANTAGE: "its advantage is 0, as where its rollout's reward equals the baseline of its group",
+    ZERO_ADVANTAGE: (
+        "its advantage is 0 though the rollouts of its group got different rewards: its rollout's reward, or under the "
+        "credit turn the call's own, equals the baseline"
+    ),
     NEGATIVE_SCALE: "its rollout's reward is below the baseline of its group, and `negative_scale` is 0",
     LEFT_OUT_BY_CREDIT: "the credit leaves it out: it gives it no worth",
     NOT_ADMITTED: "the credit does not admit its group, and other tasks were sampled in its place",

@@ -16,11 +16,19 @@ from agentrig.plan import resolve
 TOY = str(Path(__file__).parents[1] / "support" / "toy_plugin.py")
 
 
-def found(*overrides: str) -> Finding:
+def findings(*overrides: str, credit: str = "") -> list[Finding]:
     cpu = Cpu()
     plan = resolve("toy", overrides=overrides, files=[TOY], uses={"hardware": "cpu"})
+    if credit:  # the algorithm brings its own
+        plan = attrs.evolve(
+            plan, configs={**plan.configs, "credit": plan.registry.find("credit", credit).spec.config()}
+        )
     situation = Situation(hardware=cpu, candidates=[cpu], probes={"cpu": cpu.probe()}, plan=plan, versions={})
-    (finding,) = check_agent(situation)
+    return list(check_agent(situation))
+
+
+def found(*overrides: str) -> Finding:
+    (finding,) = findings(*overrides)
     return finding
 
 
@@ -45,6 +53,13 @@ def test_an_agent_without_a_call_to_train_on_is_a_warning(overrides: list[str], 
     assert finding.result == "warning"
     assert evidence in finding.evidence
     assert cure in finding.cure
+
+
+def test_a_reward_without_scores_of_calls_is_a_warning_for_the_credit_turn() -> None:
+    counted, unscored = findings("adapter.match=write", credit="turn")
+    assert (counted.result, unscored.result) == ("ok", "warning")
+    assert unscored.evidence == "the credit `turn` learns from rewards of calls, and no call of 1 rollout has one"
+    assert unscored.cure.startswith("let your reward return Score.ok(..., calls=[...]) (docs/rewards.md)")
 
 
 def test_a_module_to_preload_that_is_not_installed_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

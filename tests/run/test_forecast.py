@@ -24,10 +24,11 @@ from click.testing import CliRunner
 from quick import quick_first
 from rollouts import rollout, trace_of
 
-from agentrig import Triplet
+from agentrig import Score, Triplet
 from agentrig.algorithms import Measurement
 from agentrig.cli.commands.forecast import _lines
 from agentrig.cli.entry import main
+from agentrig.credit import TurnConfig
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.figures import duration, percent
 from agentrig.plan import Plan, resolve
@@ -97,6 +98,17 @@ def test_the_verdict_names_kinds_of_tasks_that_were_never_right(groups: Any, sai
     assert ("never right" in found.message) == bool(said)
 
 
+def test_the_verdict_names_a_kind_of_tasks_that_was_hardly_ever_right() -> None:
+    rights = {"author": [(1, 0)] * 30, "copies": [(1, 0)] + [(0, 0)] * 29, "reserve": [(0, 0)] * 30}
+    of = [
+        [attrs.evolve(r, task=attrs.evolve(r.task, slices={"kind": kind})) for r in group]
+        for kind, groups in rights.items()
+        for group in groups_of(*groups)
+    ]
+    said = "But kind=copies (1 of 60 rollouts) and kind=reserve (0 of 60) were hardly ever right: reward teaches little"
+    assert said in judge(of, 2).message
+
+
 @pytest.mark.parametrize(
     ("groups", "kind", "words"),
     [
@@ -123,6 +135,22 @@ def test_the_verdict_has_a_cure(groups: Any, kind: str, words: str) -> None:
     found = judge(groups_of(*groups), 2, failure_limit=0.25)
     assert found.kind == kind, found.message
     assert re.search(words, found.message, re.DOTALL), found.message
+
+
+@pytest.mark.parametrize(("calls", "kind"), [((0.0, 1.0), "good"), ((0.0, 0.0), "hopeless"), ((), "hopeless")])
+def test_under_turn_the_rewards_of_calls_decide(calls: Sequence[float], kind: str) -> None:
+    """The rollouts' own rewards are alike, or differ, without effect; a rollout with more calls is no other one."""
+    trace = trace_of("a", "a")
+    triplets = [Triplet(prompt_ids=[1], response_ids=[2], span_id=f"c{i}") for i in range(2)]
+    scores = [Score(status="ok", value=0.5 * i, correct=False, calls=[value, None]) for i, value in enumerate(calls)]
+    scores = scores or [Score.ok(0.5), Score.ok(0.0)]
+    group = [rollout(score=s, trace=trace, triplets=triplets[: 2 - i]) for i, s in enumerate(scores)]
+    found = judge([group] * 8, 2, credit=TurnConfig())
+    assert found.kind == kind, found
+    words = (
+        "get rewards of calls that differ" if kind == "good" else "every scored call has the reward 0, and no answer"
+    )
+    assert (words if calls else "no call of 16 rollouts has one") in found.message
 
 
 RECIPES = {

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pyarrow.parquet as pq
 import pytest
 from model_server import ModelServer
@@ -520,6 +521,18 @@ def test_an_agent_that_returns_nothing_ends_the_run_with_the_measurement_before_
     assert "no-answers" in str(diagnose(run))
     with pytest.raises(RunStopped, match="weight change"):  # some answer, and it trains
         train(toy_plan('tasks.do=["nothing", ""]', *keys, "algorithm.figures.weight_change=nan", "run.name=some"))
+
+
+def test_the_credit_turn_without_scores_of_calls_ends_the_run_in_the_measurement_before_training(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+) -> None:
+    keys = ("run.report=train", "run.report_tasks=0", "run.validation_tasks=1", "algorithm.report=true")
+    plan = toy_plan(*keys)
+    turn = plan.registry.find("credit", "turn")
+    components, configs = {**plan.components, "credit": turn}, {**plan.configs, "credit": turn.spec.config()}
+    with pytest.raises(AgentrigError, match=r"^before step 1: the credit `turn` .* no call of 24 rollouts has one"):
+        train(attrs.evolve(plan, components=components, configs=configs))
+    assert [file.name for file in (tmp_path / "runs" / "toy" / "rollouts").iterdir()] == ["report-00000.parquet"]
 
 
 def test_a_wrong_setting_that_shows_late_leaves_no_run_directory(toy_plan: MakePlan, tmp_path: Path) -> None:

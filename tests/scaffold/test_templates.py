@@ -64,7 +64,7 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
     assert project["project"]["name"] == "agentrig-odd-name2"
     assert set(made) > {"README.md", "LICENSE", "tests/test_odd_name2.py", "src/agentrig_odd_name2/__init__.py"}
     lines = made["src/agentrig_odd_name2/__init__.py"].splitlines()
-    assert len(lines) < (190 if kind == DOMAIN else 120), "a few dozen lines"
+    assert len(lines) < (200 if kind == DOMAIN else 120), "a few dozen lines"
     # What its use leaves behind is nothing to commit.
     made_later = ["runs/a/metrics.jsonl", "models/a/config.json", "tests/__pycache__/a.pyc", "src/a.egg-info/PKG-INFO"]
     git = ["git", "-C", "agentrig-odd-name2"]

@@ -661,6 +661,49 @@ def test_right_answers_are_those_that_a_demonstrator_leads_to_and_a_guess_is_cal
     assert ("the reward returned float" in returned, "is a guess" in returned) == (True, False), returned
     wrong = " ".join(validate(str(rejects), "--only", "reward.gold").stdout.split())
     assert f"task dev-0, answer the number 43, status ok, value 0.0{guess}" in wrong
+    rejects.write_text(rejects.read_text().replace("    try:", "    return {}\n    try:"))
+    shaped = " ".join(validate(str(rejects), "--only", "play.parts", "--only", "reward.gold").stdout.split())
+    known = 'the right answer is not known: private["refund"] is a number, and the agent answers with an object.'
+    assert known in shaped, shaped
+    second, seldom = (tmp_path / f"{name}.py" for name in ("second", "seldom"))
+    more = '    yield RewardSpec(name="calls", summary="", sees_trace=True, build=lambda config: scored)\n'
+    calls = "def scored(task, outcome, budget_s, trace):\n    return equal(task, outcome, budget_s)\n"
+    second.write_text(REFUNDS + more + calls)
+    seldom.write_text(
+        second.read_text().replace('json.dumps({"refund": ', 'json.dumps({"refund": task.id[-1] != "1" and ')
+    )
+    for file in (second, seldom):
+        result = validate(str(file), *only)
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("was", "check"), [("lambda config: Refunds()", "recipe.tasks"), ("asked = [", "tasks.rows")], ids=["build", "load"]
+)
+def test_a_file_that_tasks_do_not_find_is_what_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was: str, check: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uses = "tasks={'use': 'refunds'}, agent={'use': 'reads'}, reward={'use': 'equal'}, algorithm={'use': 'grpo'}"
+    text = REFUNDS.replace(was, was.replace("Refunds()", "open('dates.csv')").replace("[", "open('dates.csv') and ["))
+    text = text.replace("import AgentSpec", "import RecipeSpec, AgentSpec") + "\n@hookimpl\ndef register_recipes():\n"
+    Path("calendar_tasks.py").write_text(f"{text}    yield RecipeSpec(name='c', summary='', settings=dict({uses}))\n")
+    said = " ".join(validate("calendar_tasks.py", "--only", check).stdout.split())
+    assert f"what to do: There is no {tmp_path / 'dates.csv'}: make the file, or call agentrig in the folder" in said, (
+        said
+    )
+
+
+def test_a_trial_shows_the_rewards_of_calls(tmp_path: Path) -> None:
+    file = tmp_path / "calls.py"
+    file.write_text(
+        REFUNDS.replace("budget_s):", "budget_s, trace):")
+        .replace('summary="", build=lambda config: equal', 'summary="", sees_trace=True, build=lambda config: equal')
+        .replace('private["refund"]))', 'private["refund"]), calls=[0.5 for call in trace.llm_calls()])')
+    )
+    shown = " ".join(validate(str(file), "--only", "play.parts").stdout.split())
+    assert "calls per rollout 1.0 prompt tokens per rollout 23.0" in shown
+    assert "first rewards of calls gold [0.5], nonsense [0.5]" in shown, shown
 
 
 def test_an_answer_of_another_type_than_gold_is_told_with_both_types(tmp_path: Path) -> None:

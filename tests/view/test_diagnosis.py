@@ -798,6 +798,7 @@ def test_a_score_that_the_auditor_cannot_check_since_the_reward_contradicts_itse
     first, *others = [f.text for f in diagnose(run).warnings]
     assert first == f"the auditor could check score in no step: {left['score']}"
     assert not any("gradient" in text for text in others)
+    assert f"in any step: score ({left['score']}), gradient (it may take 10 s)." in verdict(diagnose(run))
 
 
 def test_a_run_that_goes_on_and_has_no_step_yet_says_so(tmp_path: Path) -> None:

@@ -202,7 +202,12 @@ def test_a_step_without_an_update_because_all_groups_are_alike_says_so(alike: fl
     for equal, untaught in ((0.25, 0.75), (1.0, 0.5)):  # a credit may leave groups out, or learn from equal rewards
         figures = {**metrics, "zero_variance_groups": equal, "untaught_groups": untaught, "algorithm": {}}
         shown.on_step_end(event=StepEnd(step=5, metrics=figures))
-        assert f"  {untaught:.0%} of groups taught nothing (rewards alike in {equal:.0%})  " in buffer.getvalue()
+        assert (
+            f"  {untaught:.0%} of groups taught nothing (rollouts' rewards alike in {equal:.0%})  " in buffer.getvalue()
+        )
+    shown.on_run_start(event=attrs.evolve(start(), config={"credit": {"use": "turn"}}))
+    shown.on_step_end(event=StepEnd(step=6, metrics={**figures, "untaught_groups": 0.3, "unlike_calls": 0.75}))
+    assert "  30% of groups taught nothing (calls' rewards alike in 25%)  " in buffer.getvalue()
 
 
 def test_a_step_of_demonstrations_has_their_number_and_loss_instead_of_rewards():

@@ -515,7 +515,7 @@ def test_an_accuracy_of_one_end_has_no_arrow_and_one_validation_is_no_best(tmp_p
 
 def test_words_of_the_ledger_say_what_they_mean() -> None:
     found = str(explained("20 calls: 9 zero-variance-group, 2 <b>"))
-    assert found.startswith('20 calls: 9 <abbr title="all rollouts of its group got the same reward: ')
+    assert found.startswith('20 calls: 9 <abbr title="all rollouts of its group got the same reward at their end, ')
     assert found.endswith(">zero-variance-group</abbr>, 2 &lt;b&gt;")
 
 

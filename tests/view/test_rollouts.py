@@ -166,7 +166,7 @@ def test_a_tool_call_is_shown_once_although_the_next_call_repeats_it() -> None:
         for i, (messages, reply) in enumerate(zip((asked, again), replies, strict=True))
     ]  # fmt: skip
     seen = readable({"spans": spans}, {}, None)
-    who = ["user", "model", "tool", "model", "answer"]
+    who = ["user", "model", "the tool's answer", "model", "answer"]
     assert [who.rpartition(" · ")[2] for who, _ in seen.conversation] == who
     assert seen.calls[1].repeated == 2
     again[1] = message('{"item": "pencil"}')

@@ -13,7 +13,6 @@ from agentrig_spider.rewards.specs import specs
 import agentrig
 from agentrig import Endpoint, Score, Task
 from agentrig.adapters import triplet_of
-from agentrig.correctness import turn_of
 from agentrig.credit import TurnConfig, turn
 from agentrig.pools import Job, Result
 from agentrig.rewards import given, given_to_calls
@@ -64,7 +63,7 @@ def test_each_query_of_a_rollout_is_scored(
     scorer = Scorer(reward.build(reward.config()), budget_s=5, sees_trace=True)
     (score,) = scorer([(task, result.outcome, result.trace)])
     assert (score.status, score.value, list(score.calls)) == ("ok", values[-2], values)
-    assert turn_of(score.calls) == turn
+    assert score.details["turn"] == turn
 
 
 def test_only_the_query_that_was_right_gains_by_rewards_that_the_agent_gives(

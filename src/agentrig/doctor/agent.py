@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.credit import TurnConfig, unscored_calls
 from agentrig.demonstrations import Call, Reply
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Situation
@@ -68,6 +69,9 @@ def check_agent(situation: Situation) -> Iterator[Finding]:
     else:
         kept = f"{len(rollout.triplets)} of {amount(len(calls), 'call')} to the model"
         yield Finding.ok("agent", f"it played one training task: {kept} would be trained on ({name})")
+        if isinstance(plan.configs["credit"], TurnConfig) and (unscored := unscored_calls([rollout])):
+            evidence, cure = unscored.split(": ", 1)
+            yield Finding.warning("agent", evidence, cure=cure)
     spec: Any = plan.components["agent"].spec
     if absent := not_installed(spec.preload):
         evidence = f"its `preload` has {', '.join(absent)}, not installed: no runner can import it beforehand"

@@ -50,6 +50,8 @@ class Weighted:
         details: dict[str, Any] = {name: dict(score.details) for name, score in scores.items() if score.details}
         if said := [f"{name}: {score.feedback}" for name, score in scores.items() if score.feedback]:
             details["feedback"] = "\n".join(said)
+        if turn := scores[self._primary].details.get("turn"):
+            details["turn"] = turn
         if late:
             details["reason"] = f"the part {late[0]}: {scores[late[0]].details.get('reason', 'timeout')}"
         return Score(

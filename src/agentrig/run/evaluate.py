@@ -98,7 +98,7 @@ class Evaluation:
             rollouts_per_s=len(rollouts) / wall_s if wall_s else 0.0,
             slices={name: dict(sorted(parts.items())) for name, parts in slices.items() if len(parts) > 1},
             wrong=dict(wrong.most_common()),
-            by_turn=by_turn(score.calls for score in scores),
+            by_turn=by_turn(score.details for score in scores),
         )
 
     def as_dict(self) -> dict[str, Any]:

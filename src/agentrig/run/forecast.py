@@ -21,6 +21,7 @@ import attrs
 
 from agentrig.algorithms import LoopAlgorithm, Measurement
 from agentrig.audit.verdicts import FIRST
+from agentrig.credit import TurnConfig
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.figures import amount, least_gain, machine, mean, no_room, wilson
@@ -34,7 +35,7 @@ from agentrig.run.evaluate import run_agent
 from agentrig.run.loop import samples_of
 from agentrig.run.metrics import count_failures, failure_reasons
 from agentrig.run.splits import labelled, load_splits
-from agentrig.run.verdict import Verdict, differing, judge, pass_at
+from agentrig.run.verdict import Verdict, differing, judge, learned_rewards, pass_at
 from agentrig.runners.engine import RolloutEngine
 from agentrig.tasks import Task, input_key, tasks_of_step
 from agentrig.traces import usage
@@ -283,10 +284,11 @@ class Trial:
         rollouts, size = self.rollouts, _group_size(self.plan.configs["algorithm"])
         scored = [[r for r in group if r.value is not None] for group in self.groups]
         right = [(len(group), sum(bool(r.correct) for r in group)) for group in scored]
-        rewards = [[r.value for r in group if r.value is not None] for group in scored]
+        credit = self.plan.configs["credit"]
+        rewards = [learned_rewards(group, size, credit) for group in self.groups]
         differ = sum(len(set(values)) > 1 for values in rewards)
-        judged = sum(bool(values) for values in rewards)
-        verdict = judge(self.groups, size, failure_limit=self.plan.run.failure_limit)
+        judged = sum(map(bool, scored))
+        verdict = judge(self.groups, size, failure_limit=self.plan.run.failure_limit, credit=credit)
         no_room = self._no_room(pass_at(1, right))
         if verdict.kind == "good" and no_room:
             verdict = Verdict(kind="solved", message=no_room)
@@ -301,9 +303,10 @@ class Trial:
             "rollouts_per_task": self.n,
             "sampling": sampling_of(self.plan.configs["algorithm"]),
             "pass_at_k": {str(k): pass_at(k, right) for k in range(1, self.n + 1)},
-            "reward": mean([value for values in rewards for value in values]),
+            "reward": mean([r.value for r in rollouts if r.value is not None]),
             "groups": {
                 "n": judged,
+                "by_calls": isinstance(credit, TurnConfig),
                 "differ": differ,
                 "taught": self.taught,
                 "ci95": list(wilson(differ, judged)),

@@ -20,7 +20,7 @@ from agentrig.algorithms import Measurement
 from agentrig.audit.sketch import Sketch
 from agentrig.background import in_background
 from agentrig.correctness import CORRECT_TOLD
-from agentrig.credit import Credit
+from agentrig.credit import Credit, TurnConfig, unscored_calls
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunFileError, RunStopped
@@ -253,11 +253,14 @@ class RunSession:
         def arrived(groups: Mapping[int, Sequence[Rollout]]) -> None:
             if len(first) < guards.EARLY:
                 first.extend(rollout for group in groups.values() for rollout in group)
-                if self._learns and guards.EARLY <= len(first) < expected and all(r.failure for r in first):
-                    self.delivery.settle()
+                if self._learns and guards.EARLY <= len(first) < expected:
                     try:
-                        self.check_failures(first, step=step, mode=mode, expected=expected)
-                    except RunStopped:
+                        if all(r.failure for r in first):
+                            self.delivery.settle()
+                            self.check_failures(first, step=step, mode=mode, expected=expected)
+                        if mode != "train":
+                            self._check_calls(first)
+                    except AgentrigError:
                         self.store_rollouts(first, mode=mode, step=step)
                         raise
             if on_groups is not None:
@@ -373,6 +376,7 @@ class RunSession:
             self._warn_once(guards.warn_of_sampling, rollouts, sampling, mode=mode)
             if self.measuring == "before" and self.first_step == 1 and self._learns and self._by_rewards:
                 guards.check_answers(rollouts)
+            self._check_calls(rollouts)
             return
         self.spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
         self._rollouts_s += wall_s
@@ -388,6 +392,12 @@ class RunSession:
         if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def _check_calls(self, rollouts: Sequence[Rollout]) -> None:
+        """Stop before the first step where the credit `turn` would find no reward of a call in it."""
+        turn = self._learns and not self._demonstrated and isinstance(self.plan.configs["credit"], TurnConfig)
+        if turn and self.measuring == "before" and self.first_step == 1 and (why := unscored_calls(rollouts)):
+            raise AgentrigError(f"before step 1: {why}")
 
     def _warn_once(self, warn: Callable[..., bool], *arguments: Any, **named: Any) -> None:
         if warn not in self._warned and warn(*arguments, **named):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
+from agentrig.credit import TurnConfig, returns_of_calls, unscored_calls
 from agentrig.figures import SIGNIFICANT, mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
@@ -33,8 +34,8 @@ SOONER = 0.2
 WARM_UP = "warm up first (agentrig warmup, docs/how-to/laptop.md), make the tasks easier, or take a larger model"
 
 NEVER = (
-    "reward can't teach what is never right. Warm up longer, with such tasks among the labels (agentrig warmup: more "
-    "--labels; one kind alone can reach --until), give demonstrations of them, or reward parts of their answers."
+    "Warm up longer, with such tasks among the labels (agentrig warmup: more --labels; one kind alone can reach "
+    "--until), give demonstrations of them, or reward parts of their answers."
 )
 """What to do about classes of tasks that were never right."""
 
@@ -42,27 +43,48 @@ NAMED = 3
 """So many of these are named."""
 
 
-def never_right(tried: Mapping[tuple[str, str], Sequence[int]]) -> str:
+HARDLY = 0.05
+"""Share of right rollouts up to which a class of tasks teaches hardly more than one that is never right."""
+
+
+def never_right(tried: Mapping[tuple[str, str], Sequence[int]], *, most: float = 0.0) -> str:
     """Say which classes of tasks were right in no rollout, though others were; '' if there is none, or by chance.
 
     Args:
         tried: Of each class of each slice: how many of its rollouts were right, and how many there were.
+        most: The share of right rollouts up to which a class is named too.
     """
     whole: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for (name, _), pair in tried.items():
         whole[name] = [a + b for a, b in zip(whole[name], pair, strict=True)]
     found = []
     for (name, part), (right, n) in sorted(tried.items()):
-        rights, others = whole[name][0], whole[name][1] - n
-        if not right and rights and (1 - rights / others) ** n < SIGNIFICANT:
-            found.append((f"{name}={part}", n))
+        rights, others = whole[name][0] - right, whole[name][1] - n
+        if right > most * n or not rights:
+            continue
+        if _at_most(right, n, rights / others) < SIGNIFICANT:
+            found.append((f"{name}={part}", n, right))
     if not found:
         return ""
-    (first, n), *more = found[:NAMED]
-    words = [f"{first} ({amount(n, 'rollout')})", *(f"{name} ({count})" for name, count in more)]
+    hardly = any(right for *_, right in found)
+    counts = [f"{right} of {n}" if hardly else f"{n}" for _, n, right in found]
+    (first, n, _), *more = found[:NAMED]
+    words = [f"{first} ({counts[0]} rollout{'s' * (n != 1)})"]
+    words += [f"{name} ({count})" for (name, *_), count in zip(more, counts[1:], strict=False)]
     if len(found) > NAMED:
         words.append(f"{len(found) - NAMED} more")
-    return f"{' and '.join(words)} {'were' if len(found) > 1 else 'was'} never right: {NEVER}"
+    seldom, teaches = ("hardly ever", "teaches little of") if hardly else ("never", "can't teach")
+    were = "were" if len(found) > 1 else "was"
+    return f"{' and '.join(words)} {were} {seldom} right: reward {teaches} what is {seldom} right. {NEVER}"
+
+
+def _at_most(right: int, n: int, p: float) -> float:
+    """Return how likely at most so many of n rollouts are right, if each is with the probability p > 0."""
+    if p == 1:
+        return float(right == n)
+    return math.fsum(
+        math.exp(math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p)) for k in range(right + 1)
+    )
 
 
 def by_class(scored: Iterable[tuple[Mapping[str, str], bool]]) -> dict[tuple[str, str], list[int]]:
@@ -127,6 +149,25 @@ def differing(groups: Sequence[Sequence[float]], size: int) -> float:
     return mean(shares) or 0.0
 
 
+def learned_rewards(group: Sequence[Rollout], size: int, credit: Any = None) -> list[float]:
+    """Return the rewards of a task that its rollouts are compared by: their own, or under `turn` those of one turn.
+
+    Of the turns it is the one whose calls' rewards are most likely to differ.
+
+    Args:
+        size: Rollouts of one task in a training step.
+        credit: The settings of the run's credit.
+    """
+    scored = [rollout for rollout in group if rollout.value is not None]
+    if not isinstance(credit, TurnConfig):
+        return [rollout.value for rollout in scored if rollout.value is not None]
+    turns: dict[object, list[float]] = defaultdict(list)
+    for place, value in (pair for rollout in scored for pair in returns_of_calls(rollout, credit.discount)):
+        if value is not None:
+            turns[place].append(value)
+    return max(turns.values(), key=lambda values: differing([values], size), default=[])
+
+
 def sure_and_random(groups: Sequence[Sequence[Rollout]]) -> tuple[float, float]:
     """Return two shares of the tasks with equal rewards: of those that the model is sure of, and of random replies.
 
@@ -159,7 +200,13 @@ def _replies(rollout: Rollout) -> str:
 
 
 def judge(
-    groups: Sequence[Sequence[Rollout]], size: int, *, failure_limit: float = 1.0, cure: str = "", less: str = ""
+    groups: Sequence[Sequence[Rollout]],
+    size: int,
+    *,
+    failure_limit: float = 1.0,
+    cure: str = "",
+    less: str = "",
+    credit: Any = None,
 ) -> Verdict:
     """Say whether a model can be trained by reward.
 
@@ -169,10 +216,11 @@ def judge(
         failure_limit: The share of rollouts that may fail in a step, `run.failure_limit`.
         cure: What to do if too few groups differ; left out: what any model can do.
         less: The same for a model that is too sure of its answers: of most tasks, by `sure_and_random`.
+        credit: The settings of the run's credit: `turn` learns from rewards of calls.
     """
     rollouts = [rollout for group in groups for rollout in group]
-    rewards = [[r.value for r in group if r.value is not None] for group in groups]
-    values = [value for group in rewards for value in group]
+    rewards = [learned_rewards(group, size, credit) for group in groups]
+    values = [r.value for r in rollouts if r.value is not None]
     failures = count_failures(rollouts)
     failed = sum(failures.values())
     if not values or failed > failure_limit * len(rollouts):
@@ -187,15 +235,20 @@ def judge(
             kind="failing", message=f"{what}; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
         )
     accuracy = sum(bool(r.correct) for r in rollouts) / len(values)
-    never = never_right(by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None))
-    but = f" But {never}" if never else ""
+    tried = by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None)
+    never = never_right(tried, most=HARDLY)
+    but, of = f" But {never}" if never else "", ""
     if accuracy >= SOLVED:
         message = "The model already solves nearly all training tasks: little is left for training. Use harder tasks."
         return Verdict(kind="solved", message=f"{message}{but}")
+    if isinstance(credit, TurnConfig):
+        if why := unscored_calls(rollouts):
+            return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why}.{but}")
+        values, of = [value for group in rewards for value in group] or values, " of calls"
     differ, average = differing(rewards, size), math.fsum(values) / len(values)
     are = "are" if any(len(group) > 1 for group in rewards) else "would be"
     learns = (
-        f"training learns from tasks whose {size} rollouts get rewards that differ, and these {are} about "
+        f"training learns from tasks whose {size} rollouts get rewards{of} that differ, and these {are} about "
         f"{differ:.0%} of the tasks"
     )
     judged = sum(len(group) > 1 for group in rewards)
@@ -206,8 +259,9 @@ def judge(
     why, general = "", f"Raise the temperature (algorithm.temperature), {WARM_UP}."
     warm_up = f"{WARM_UP[0].upper()}{WARM_UP[1:]}"
     if min(values) == max(values) and not accuracy:
+        each = "scored call" if of else "sampled answer"
         why = (
-            f"every sampled answer has the reward {values[0]:g}, and none is correct: reinforcement learning would "
+            f"every {each} has the reward {values[0]:g}, and no answer is correct: reinforcement learning would "
             "start at zero and learn nothing"
         )
         general = f"{warm_up}; raising the temperature (algorithm.temperature) may help too."

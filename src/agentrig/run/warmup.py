@@ -573,6 +573,7 @@ def verdict(
     *,
     failure_limit: float = 1.0,
     until: float | None = None,
+    credit: Any = None,
 ) -> Verdict:
     """Say whether a model that was warmed up can be trained by reward, and what to do; `agentrig forecast` says it too.
 
@@ -582,6 +583,7 @@ def verdict(
         known: One sampled answer for each of some demonstrated tasks, if `measured` has none of them.
         failure_limit: See `agentrig.run.verdict.judge`.
         until: The share of right answers at which the warm-up was to end, if one was given.
+        credit: See `agentrig.run.verdict.judge`.
     """
     repeats = ""
     cure = (
@@ -600,7 +602,8 @@ def verdict(
     groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in measured.rollouts:
         groups[rollout.group].append(rollout)
-    found = judge(list(groups.values()), group, failure_limit=failure_limit, cure=repeats or cure, less=repeats or less)
+    says: Any = {"cure": repeats or cure, "less": repeats or less, "credit": credit}
+    found = judge(list(groups.values()), group, failure_limit=failure_limit, **says)
     if found.kind == "good" and repeats:
         message = f"You can train this model by reward, but more labels would help more. {repeats}"
         return attrs.evolve(found, message=message)

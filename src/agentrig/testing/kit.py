@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -141,7 +142,7 @@ class Check:
             return skipped
         except (Exception, SystemExit) as error:
             own = error if isinstance(error, CheckFailed) else CheckFailed(account_of(error))
-            failure = CheckFailed(own.what, own.cure or self.cure, own.why or self.why, self.name)
+            failure = CheckFailed(own.what, _no_file(own.what) or own.cure or self.cure, own.why or self.why, self.name)
             failure.__cause__ = error.__cause__ if own is error else error
             return failure
 
@@ -157,6 +158,17 @@ class Check:
     def __str__(self) -> str:
         """Return the name; pytest shows it (`ids=str`)."""
         return self.name
+
+
+def _no_file(said: str) -> str:
+    """Return what to do about the file that an error, also of another process, did not find; '' if it says another."""
+    found = re.search(r"FileNotFoundError: \[Errno \d+\] [^:]+: '([^'\n]+)'", said)
+    if found is None:
+        return ""
+    return (
+        f"There is no {Path(found[1]).absolute()}: make the file, or call agentrig in the folder where it is. Code "
+        "finds a file beside itself from any folder by Path(__file__).with_name(NAME)."
+    )
 
 
 def _before(function: Any) -> list[Function]:

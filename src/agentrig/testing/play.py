@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import attrs
 
+from agentrig.credit import rewards_of_calls
 from agentrig.endpoints import Endpoint
 from agentrig.figures import mean
 from agentrig.plan import RunSettings
@@ -29,7 +30,7 @@ from agentrig.testing.kit import basic, needs
 from agentrig.testing.reward import NO_SCORE, RewardSubject
 from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import CheckFailed, CheckSkipped
-from agentrig.text import cut, differs_in_form_only, json_text, with_kind
+from agentrig.text import cut, differs_in_form_only, json_kind, json_text, with_kind
 from agentrig.traces import items, mapping, message_of, reply_of, token_count
 
 NONSENSE = "lorem ipsum"
@@ -126,13 +127,29 @@ class PlaySubject(AgentSubject):
     @property
     def rollouts(self) -> list[Rollout]:
         """All of them."""
-        return list(itertools.chain(*self.trials.values()))
+        return list(chain(*self.trials.values()))
 
     @property
-    def demonstrated_answers(self) -> dict[str, Any]:
-        """Task id to the agent's answer if the model says what the demonstrator says; empty unless all are correct."""
+    def right_answers(self) -> dict[str, Any]:
+        """Task id to the agent's answer if the model says what the demonstrator says, where that is correct."""
         right = self.trials.get("gold", []) if self.demonstrator is not None else []
-        return {r.task.id: r.outcome.answer for r in right} if all(r.correct for r in right) else {}
+        return {r.task.id: r.outcome.answer for r in right if r.correct}
+
+    @property
+    def not_gold(self) -> str:
+        """Why a task's gold is no answer: the agent never answers with such a JSON value; '' if it may be one."""
+        answers = [r.outcome.answer for r in self.rollouts if r.outcome.answer is not None]
+        try:
+            golds = self.judge.golds
+        except CheckSkipped:
+            return ""
+        if not answers or {_shape(answer) for answer in answers} & {_shape(gold) for gold in golds}:
+            return ""
+        return (
+            f'the right answer is not known: private["{self.judge.gold_key}"] is {json_kind(golds[0])}, and the agent '
+            f"answers with {json_kind(answers[0])}. Let AgentSpec(demonstrate=...) or the task set's method "
+            "demonstrate(task, call) say what the model replies (docs/how-to/laptop.md)"
+        )
 
     def mean(self, said: str) -> float | None:
         """Return the mean reward of the rollouts in which the model said this; None if none was scored."""
@@ -166,6 +183,8 @@ class PlaySubject(AgentSubject):
             "prompt_tokens": sum(token_count(call, "prompt") or 0 for call in calls),
             "response_tokens": sum(token_count(call, "response") or 0 for call in calls),
         }
+        firsts = {said: rollouts[0] for said, rollouts in self.trials.items() if rollouts}
+        of_calls = {said: list(rewards_of_calls(rollout)) for said, rollout in firsts.items()}
         size, example = (STEP, "example_") if self.step is None else (self.step, "")
         return {
             "agent": str(self),
@@ -177,6 +196,7 @@ class PlaySubject(AgentSubject):
             "most_frequent_answer": self.most_frequent_answer,
             "trained_by_node": count_nodes(rollouts)["trained"],
             **{f"{name}_per_rollout": round(total / n, 2) for name, total in costs.items()},
+            **({"first_rewards_of_calls": of_calls} if {*chain(*of_calls.values())} - {None} else {}),
             "trained_calls_per_rollout": round(len(triplets) / n, 2),
             "trained_tokens_per_rollout": round(sum(len(triplet.response_ids) for triplet in triplets) / n, 1),
             "seconds_per_rollout": round(sum(r.duration_s for r in rollouts) / n, 3),
@@ -307,6 +327,10 @@ def tools_of(rollout: Rollout) -> tuple[str, str]:
         "If that is an error, compare the demonstrator's calls with what the tool takes: the agent gets a call's "
         "`arguments` as JSON text (json.loads reads it). Else compare the agent's answer with what the reward expects."
     )
+
+
+def _shape(value: Any) -> str:
+    return json_kind(value) if isinstance(value, dict | list) else "a single value"
 
 
 def _name(tool: Any) -> str:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import attrs
 
-from agentrig.errors import ConfigError
+from agentrig.errors import AgentrigError, ConfigError
 from agentrig.hardware import HardwareError
 from agentrig.plan import Plan, resolve, to_toml
 from agentrig.testing.kit import basic
@@ -92,6 +92,8 @@ def check_tasks(subject: RecipeSubject) -> None:
         made = subject.plan.tasks()
     except ConfigError as error:
         raise CheckSkipped(f"its data is not here: {str(error).partition(chr(10))[0]}") from None
+    except AgentrigError as error:
+        raise CheckFailed(str(error), "Mend what the message names: the task set cannot be built.") from error
     split = split_of(subject.plan.run, made, "train")
     if split not in made.splits:
         raise CheckFailed(f'its training split is "{split}"; its task set has {", ".join(made.splits)}')

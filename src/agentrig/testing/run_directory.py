@@ -15,6 +15,7 @@ import attrs
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.adapters import triplet_of
+from agentrig.correctness import turn_of
 from agentrig.plan import to_toml
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.directory import RunDirectory
@@ -75,6 +76,7 @@ def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | Non
         private={"gold": "SECRET GOLD"},
         slices={"half": "first" if i % 2 == 0 else "second"},
     )
+    calls = [*[0.0, None] * (turns - 1), float(right), None]
     queries = [*["SELECT count(*) FORM singer"] * (turns - 1), gold if right else gold.split(" WHERE")[0]]
     rollout_id = f"{mode}-{step}-{i}"
     trace = trace_of(rollout_id, task, queries, right=right, start=1_700_000_000.0 + step)
@@ -93,8 +95,8 @@ def rollout_of(i: int, *, right: bool, mode: Mode, step: int, failure: str | Non
         else Score(
             status="ok",
             value=float(right),
-            details={} if right else {"wrong": "rows"},
-            calls=[*[0.0, None] * (turns - 1), float(right), None],
+            details={"turn": turn_of(calls), **({} if right else {"wrong": "rows"})},
+            calls=calls,
         ),
         trace=trace,
         triplets=[attrs.evolve(t, reward=float(right)) for t in triplets if t is not None and not failure],

@@ -18,7 +18,7 @@ from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.plugins.selecting import check_section
 from agentrig.plugins.specs import KINDS
-from agentrig.tasks import ROLES
+from agentrig.tasks import ROLES, Task
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
 from agentrig.testing.kit import TRIAL, Report, check, declared
 from agentrig.testing.play import PlaySubject
@@ -116,7 +116,7 @@ def validated(
     trials: list[Mapping[str, Any]] = []
     no_gold = ""
     task_sets: dict[str, TasksSubject] = {}
-    right: dict[str, dict[str, Any]] = {}  # a reward and its tasks to the answers that demonstrations lead to
+    right: dict[str, dict[str, Any]] = {}  # what trials say of right answers: by reward and tasks, and by tasks
 
     def chosen(kind: str) -> list[str] | None:
         return [name for name in only if name.startswith(f"{kind}.")] if only else None
@@ -174,9 +174,8 @@ def validated(
             with closing(TasksSubject(kind="tasks", given=tasks, settings=tasks_keys)) as loaded:
                 tell_sizes(loaded)
         if kind == "reward":
-            answers = right.get(repr((target.given, parts["tasks"])), {})
-            options["gold"] = (lambda task, answers=answers: answers[task.id]) if answers and gold is None else gold
-            options |= {"limit": len(answers)} if answers else {}
+            found_right = right.get(repr((target.given, parts["tasks"])), right.get(repr(parts["tasks"]), {}))
+            options |= found_right if gold is None else {"gold": gold}
             failed(kind, target.given, settings=keys, **options)
             continue
         options["gateway"] = settings.get("gateway")
@@ -198,11 +197,24 @@ def validated(
             if not failed(TRIAL, trial) & UNPLAYABLE:
                 trials.append(trial.figures())
                 no_gold = no_gold or _no_gold(trial)
-                right.setdefault(repr((reward, parts["tasks"])), trial.demonstrated_answers)
+                for of in (repr((reward, parts["tasks"])), repr(parts["tasks"])):
+                    right.setdefault(of, _right(trial))
     for task_set in task_sets.values():
         task_set.close()
     said = [{**attrs.asdict(report), "ok": report.ok} for report in reports]
     return {"ok": all(report.ok for report in reports), "reports": said, "trials": trials, "no_gold": no_gold}
+
+
+def _right(trial: PlaySubject) -> dict[str, Any]:
+    """Return the options of a reward's checks that say what a trial has found of right answers."""
+    if answers := trial.right_answers:
+        rows = [task for task in trial.rows if task.id in answers]
+        return {"tasks": rows, "limit": len(rows), "gold": lambda task: answers[task.id]}
+
+    def unknown(task: Task) -> Any:
+        raise CheckSkipped(why)
+
+    return {"gold": unknown} if (why := trial.not_gold) else {}
 
 
 def _no_gold(trial: PlaySubject) -> str:

@@ -142,7 +142,7 @@ class Diagnosis:
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
-        unseen: The links that it looked at in no step.
+        unseen: The links that it looked at in no step, each with the reason.
         next_step: What to do next in a run without problems, and what of the run says so; empty if nothing does.
         descent: The runs that its starting model comes from, the nearest first; empty if it is no run's.
         compare: The command that compares it with another run on the same held-out tasks; empty if its folder has none.
@@ -245,7 +245,9 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         descent=figures.descent(data),
         compare=compare_command(other, data.directory) if (other := to_compare(data)) else "",
         unseen=[
-            link for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items() if why != NO_WEIGHTS
+            f"{link} ({why})"
+            for link, why in mapping(dig(data.summary, "audited", "not_looked_at")).items()
+            if why != NO_WEIGHTS
         ],
     )
 

@@ -104,6 +104,7 @@ class LiveDisplay:
         self._steps: int | None = None
         self._audited = 0  # the last step that the auditor looks at in any case
         self._demonstrated = False
+        self._credit: Any = None
         self._sampling = self._apart = ""  # how a measurement samples, in brackets, and that training does not
         self._done = 0
         self._last: Mapping[str, Any] = {}
@@ -151,6 +152,7 @@ class LiveDisplay:
             self._steps, self._done, self._first = event.steps, event.first_step - 1, event.first_step
             self._validate_every = int(number(dig(event.config, "algorithm", "validate_every")) or 0)
             self._demonstrated = bool(dig(event.config, "algorithm", "demonstrations"))
+            self._credit = dig(event.config, "credit", "use")
             how = figures.sampling(event.config, "val_temperature")
             self._sampling = f" ({how})" if how else ""
             trained, measured = (
@@ -346,7 +348,10 @@ class LiveDisplay:
         same, untaught = "all rewards alike", number(m.get("untaught_groups"))
         groups = "" if alike is None else f"{alike:.0%} of groups had equal rewards"
         if alike is not None and untaught is not None:  # a credit of calls may learn from groups with equal rewards
-            rewards = same if untaught == alike else f"rewards alike in {alike:.0%}"
+            rewards = same if untaught == alike else f"rollouts' rewards alike in {alike:.0%}"
+            unlike = number(m.get("unlike_calls"))
+            if self._credit == "turn" and unlike is not None:
+                rewards = f"calls' rewards alike in {1 - unlike:.0%}"
             groups = f"{untaught:.0%} of groups taught nothing ({rewards})"
         # another term of the loss may have changed the weights
         if (alike == 1 and untaught in (1, None)) or _idle(m):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig import traces
+from agentrig.correctness import TURN
 from agentrig.figures import NOTHING, count, figure, number
 from agentrig.ledger import REASONS
 from agentrig.rewards import given_to_calls
@@ -58,6 +59,10 @@ FOLDER = "…/"
 
 QUESTION = 300
 """Characters of a question that is made of other keys."""
+
+
+TOOL = "the tool's answer"
+"""How a message of a tool is headed: the call that it answers is the one before."""
 
 
 @attrs.frozen(kw_only=True)
@@ -257,7 +262,7 @@ def readable(
     for key, item in (*mapping(row["components"]).items(), *mapping(row["details"]).items()):
         if isinstance(item, float) and math.isfinite(item):
             reasons.append((str(key), figure(item)))
-        elif item not in (None, "", {}, []):
+        elif item not in (None, "", {}, []) and not (key == "turn" and TURN.fullmatch(str(item))):  # its calls show it
             reasons.append((str(key), text_of(item, longest)))
     given = mapping(row["input"]).items()
     return Readable(
@@ -466,9 +471,9 @@ def _fate(entry: Mapping[str, Any]) -> str:
 
 def _message(given: Any, longest: int) -> Message:
     message = mapping(given)
-    content = message.get("content") if isinstance(given, Mapping) else given
+    content, role = (message.get("content") if isinstance(given, Mapping) else given), str(message.get("role") or "?")
     return Message(
-        role=str(message.get("role") or "?"),
+        role=TOOL if role == "tool" else role,
         text="" if content is None else text_of(content, longest),
         calls=tool_calls_of(message),
     )

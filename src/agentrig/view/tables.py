@@ -98,8 +98,8 @@ def held_out(run: RunData) -> dict[str, Any]:
     wrong: dict[str, Counter[str]] = {}
     scored: dict[str, int] = {}
     for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
-        wrong[when], calls = Counter(), []
-        columns = ("failure", "value", "correct", "details", "call_values", "slices")
+        wrong[when], details = Counter(), []
+        columns = ("failure", "value", "correct", "details", "slices")
         for row in rollout_rows(some, columns):
             if row["failure"] or number(row["value"]) is None:
                 continue
@@ -107,9 +107,8 @@ def held_out(run: RunData) -> dict[str, Any]:
                 right[name].setdefault(str(part), {end: [] for end in ENDS})[when].append(float(bool(row["correct"])))
             if why := mapping(row["details"]).get("wrong"):
                 wrong[when][str(why)] += 1
-            values = row["call_values"] if isinstance(row["call_values"], list) else []
-            calls.append([number(value) for value in values])
-        turns[when], scored[when] = by_turn(calls), len(calls)
+            details.append(mapping(row["details"]))
+        turns[when], scored[when] = by_turn(details), len(details)
     classes = {
         name: {
             part: {

@@ -95,7 +95,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     shown = [k for k in range(1, n + 1) if k == n or k & (k - 1) == 0]  # the powers of 2
     yield "  ".join(f"pass@{k} {percent(found['pass_at_k'][str(k)])}%" for k in shown)
     low, high = groups["ci95"]
-    differ = f"groups that differ: {groups['differ']} of {groups['n']}"
+    by_calls = " in rewards of calls" if groups["by_calls"] else ""
+    differ = f"groups that differ{by_calls}: {groups['differ']} of {groups['n']}"
     if groups["n"]:
         differ += f", {groups['differ'] / groups['n']:.0%} (95%: {low:.0%} to {high:.0%})"
         if n != groups["size"] > 1 < n:

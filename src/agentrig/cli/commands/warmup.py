@@ -476,7 +476,7 @@ def _make(
                 "warning: all training tasks were demonstrated, so this does not tell what the model can do from what "
                 "it remembers: leave some without a label (--labels N)"
             )
-        judged = run.verdict(after, group, known, failure_limit=limit, until=until)
+        judged = run.verdict(after, group, known, failure_limit=limit, until=until, credit=plan.configs["credit"])
         if run.only_repeats(after, known) and judged.kind in ("good", "hopeless"):
             done["more_labels"] = labels.more
         done |= {"ready": judged.kind in ("good", "solved"), "verdict": attrs.asdict(judged)}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from agentrig import Outcome, RewardSpec, Score, Task, Trace, setting
+from agentrig.correctness import turn_of
 from agentrig_spider.queries import queries_of
 from agentrig_spider.rewards.exec_match import ExecMatch
 from agentrig_spider.sandbox import fingerprint
@@ -114,7 +115,10 @@ def _with_calls(score: Score, queries: Sequence[Score | None]) -> Score:
     details = dict(score.details)
     if failed:
         details["calls"] = f"{len(failed)} of {len(queries)} calls wrote a query that could not be judged: {failed[0]}"
-    return attrs.evolve(score, details=details, calls=[None if query is None else query.value for query in queries])
+    calls = [None if query is None else query.value for query in queries]
+    if turn := turn_of(calls):
+        details["turn"] = turn
+    return attrs.evolve(score, details=details, calls=calls)
 
 
 def _official(config: ExecMatchConfig) -> ExecMatchReward:

@@ -14,6 +14,7 @@ import attrs
 import agentrig
 from agentrig import AgentSpec, Endpoint, Outcome, RecipeSpec, RewardSpec, Score, Task, TasksSpec, hookimpl, setting
 from agentrig.demonstrations import Call, Reply
+from agentrig.traces import Trace, message_of
 
 ITEMS = ("pens", "cups", "lamps", "books", "chairs", "plants", "towels", "clocks", "bags", "boards", "desks", "shirts")
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -134,11 +135,16 @@ def use(order: dict[str, Any], name: str, arguments: str) -> str:
     return "error: an item and a count to 9, then a day"
 
 
-def score(task: Task, outcome: Outcome, budget_s: float) -> Score:
+def score(task: Task, outcome: Outcome, budget_s: float, trace: Trace) -> Score:
     """Return 1 for the right order, and half of the share that is right for another."""
     gold, order = task.private["gold"], outcome.answer if isinstance(outcome.answer, dict) else {}
-    share = sum(order.get(key) == value for key, value in gold.items()) / len(gold)
-    return Score.ok(1.0 if share == 1 else share / 2, correct=share == 1, share=share)
+    orders, so_far = list[dict[str, Any]](), dict[str, Any]()
+    for call in trace.llm_calls():  # with the credit `turn`, each counts by the order so far; else only the end does
+        for made in message_of(call.attributes).get("tool_calls") or ():
+            use(so_far, made["function"]["name"], made["function"]["arguments"])
+        orders.append(dict(so_far))
+    *calls, share = [sum(o.get(key) == v for key, v in gold.items()) / len(gold) for o in (*orders, order)]
+    return Score.ok(1.0 if share == 1 else share / 2, correct=share == 1, share=share, calls=calls)
 
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -180,7 +186,7 @@ def register_agents() -> Iterable[AgentSpec]:
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
     """Register the reward."""
-    yield RewardSpec(name="order-desk", summary="Right lines of an order.", build=lambda config: score)
+    yield RewardSpec(name="order-desk", summary="Right lines of an order.", build=lambda config: score, sees_trace=True)
 
 
 @hookimpl
