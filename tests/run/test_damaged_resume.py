@@ -243,9 +243,17 @@ def one_of_another_run(run: Path) -> None:
         shutil.rmtree(run / "checkpoints" / f"step-0000{step}", ignore_errors=True)
 
 
+def all_of_another_run(run: Path) -> None:
+    """The checkpoints are of another run than the manifest, and nothing else tells."""
+    change(run, "manifest.json", ("id",), "0" * 32)
+    for name in ("progress.json", "metrics.jsonl"):
+        (run / name).unlink()
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (all_of_another_run, r"manifest\.json records none of the checkpoints in.*are of another run.*from a copy"),
         (
             of_another_run,
             r"progress\.json records none of the checkpoints in.*are of another run.*from a copy",

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import platform
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
     model = getattr(plan.configs["algorithm"], "model", None)
     return {
         "format": FORMAT,
+        "id": uuid.uuid4().hex,
         "agentrig": _version("agentrig"),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "recipe": plan.recipe,
