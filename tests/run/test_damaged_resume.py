@@ -374,6 +374,12 @@ SAVED_WRONG: Mapping[str, tuple[Damage, str]] = {
 }
 
 
+def test_the_manifest_says_which_file_brings_which_component(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["component_files"].items() >= {"reward": str(PLUGIN), "agent": str(PLUGIN)}.items()
+    assert manifest["files"] == {str(PLUGIN): hashlib.sha256(PLUGIN.read_bytes()).hexdigest()}
+
+
 @pytest.mark.parametrize(("damage", "wanted"), SAVED_WRONG.values(), ids=SAVED_WRONG)
 def test_a_checkpoint_that_was_wrong_when_it_was_saved_changes_nothing(run: Path, damage: Damage, wanted: str) -> None:
     damage(run)

@@ -575,6 +575,23 @@ def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[
     assert compare([runs[1], other]).rewards == []
 
 
+def test_a_plugin_file_that_was_changed_under_its_name_is_named(seeds: list[Path], tmp_path: Path) -> None:
+    runs = [shutil.copytree(run, tmp_path / run.name) for run in seeds]
+    for run, judge in zip(runs, ("a", "a", "b"), strict=True):
+        manifest = json.loads((run / "manifest.json").read_text())
+        manifest["files"] = {"/x/judge.py": judge * 64, "/x/shop.py": "c" * 64, "/x/more.py": judge * 64}
+        manifest["component_files"] = {"agent": "/x/shop.py", "reward": "/x/judge.py"}
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    found = compare(runs)
+    assert [line["runs"] for line in found.lines] == [["run-0", "run-1"], ["run-2"]], "they differ in more than seeds"
+    (said,) = found.files
+    assert said.startswith("run-2 and run-0, run-1 differ in the file judge.py (reward) and the file more.py, by SHA-")
+    assert "If the reward is another one, their accuracies can't be compared" in said
+    assert said in found.table().lead
+    assert found.between[0]["apart"] == ["the file judge.py (reward)", "the file more.py"]
+    assert compare(runs[:2]).files == []
+
+
 def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:
     begun = shutil.copytree(seeds[2], tmp_path / "begun")
     before = json.loads((begun / "progress.json").read_text())["before"]

@@ -68,6 +68,9 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         },
         "formulas": list(getattr(plan.components["algorithm"].spec, "formulas", ())),
         "files": {file: sha256_of(Path(file)) for file in plan.run.plugins},
+        "component_files": {
+            kind: str(Path(c.origin).resolve()) for kind, c in plan.components.items() if c.distribution == "file"
+        },
         "observers": [
             {"name": c.spec.name, "distribution": c.distribution, "version": c.version} for c, _ in plan.observers
         ],

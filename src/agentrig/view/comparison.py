@@ -49,7 +49,7 @@ from agentrig.view.between import (
 from agentrig.view.causes.evidence import both_ends, changed, gain_of, measured_of, unpaired
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
-from agentrig.view.related import CHECKS, ancestors_of, named, seed_of, start_of, without_seed
+from agentrig.view.related import CHECKS, ancestors_of, files_apart, named, seed_of, start_of, without_seed
 
 OWN = ""
 """The run's own model, among the models that answered its calls: the name that `agentrig.traces.usage` gives it."""
@@ -160,6 +160,7 @@ class Comparison:
             `agentrig.view.between`.
         advice: What it takes to tell settings from seeds, if there is one seed of some; else empty.
         rewards: What is said of each other line with another reward than the first line's, instead; see `_rewards`.
+        files: What is said of each other line with other plugin files than the first line's; see `_files`.
         prices: The price table, if there is one.
     """
 
@@ -168,6 +169,7 @@ class Comparison:
     start: Mapping[str, Any]
     between: Sequence[Mapping[str, Any]] = ()
     rewards: Sequence[str] = ()
+    files: Sequence[str] = ()
     advice: str = ""
     prices: Prices | None = None
 
@@ -178,6 +180,7 @@ class Comparison:
             "lines": list(self.lines),
             "between": [{**found, "verdict": verdict(found)} for found in self.between],
             "rewards": list(self.rewards),
+            "files": list(self.files),
             "runs": list(self.rows),
         }
 
@@ -232,7 +235,7 @@ class Comparison:
         sizes = sorted({len(set(line["seeds"])) for line in self.lines})
         tests += [FEW.format(amount(n, "run"), Fraction(2, n + 1)) for n in sizes if 1 < n < FEW_RUNS]
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
-        lead = [*map(verdict, self.between), *self._labels(), *filter(None, [self.advice])]
+        lead = [*map(verdict, self.between), *self.files, *self._labels(), *filter(None, [self.advice])]
         return tables.Table(title="Comparison", heads=heads, rows=rows, note=note, lead=lead)
 
     def _labels(self) -> list[str]:
@@ -314,6 +317,7 @@ def compared(
         start=start,
         between=differences,
         rewards=_rewards(lines),
+        files=_files(lines),
         advice=more_seeds([run for run in runs if run.name in tested], each=each) if tested else "",
         prices=prices,
     )
@@ -367,6 +371,23 @@ def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
             f"After training, {runs[0]} and {runs[1]} are not compared: different rewards judged them ({judges}). "
             f"Measure both with one: agentrig eval RUN/config.toml --reward {names[0]} --checkpoint RUN."
         )
+    return found
+
+
+def _files(pools: Sequence[Sequence[RunData]]) -> list[str]:
+    """Say of each line which plugin files differ from the first line's, and what another reward's file means."""
+    first, *others = pools
+    found = []
+    for pool in others:
+        if apart := files_apart(first[0], pool[0]):
+            runs = [named([run.name for run in each], ", ") for each in (pool, first)]
+            said = f"{runs[0]} and {runs[1]} differ in {named(apart, ' and ')}, by SHA-256."
+            if any("reward" in file for file in apart):
+                said += (
+                    " If the reward is another one, their accuracies can't be compared: measure both with one, "
+                    "agentrig eval RUN/config.toml --checkpoint RUN."
+                )
+            found.append(said)
     return found
 
 
