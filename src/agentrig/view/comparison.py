@@ -591,9 +591,8 @@ def _changes(
 
     Returns:
         Mean, least and greatest `gain`, `better` and `worse` of the runs, and of the tasks that are `paired` and
-        `unpaired`, how many runs are `compared`, the `p` of all of these together, by
-        `stratified_test`, and of a change that would be significant the `contradicted` runs; see `between`. A start that
-        several of them share counts once, as one run.
+        `unpaired`, how many runs are `compared`, the `p` of all of these together, by `stratified_test`, and if that is
+        significant the `contradicted` runs; see `between`. A start that several of them share counts once, as one run.
     """
     known = [each for each in against if each]
     keys = {key: key for key in ("gain", "better", "worse", "unpaired")} | {"paired": "n"}
