@@ -112,13 +112,13 @@ class CheckpointDamaged(AgentrigError):
 
     Args:
         reason: Which file, and what is wrong with it.
-        recorded: False if it is only another one than `progress.json` of its run records.
+        unlike: The file of its run that records another one, if that is all that is wrong; else ''.
         exchanged: Whether it is whole, and has the name of another checkpoint of its run.
     """
 
-    def __init__(self, checkpoint: Path, reason: str, *, recorded: bool = True, exchanged: bool = False) -> None:
+    def __init__(self, checkpoint: Path, reason: str, *, unlike: str = "", exchanged: bool = False) -> None:
         super().__init__(f"the checkpoint {checkpoint} is damaged: {reason}")
-        self.checkpoint, self.recorded, self.exchanged = checkpoint, recorded, exchanged
+        self.checkpoint, self.unlike, self.exchanged = checkpoint, unlike, exchanged
 
 
 FAILURE_KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")

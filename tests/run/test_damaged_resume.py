@@ -243,9 +243,17 @@ def one_of_another_run(run: Path) -> None:
         shutil.rmtree(run / "checkpoints" / f"step-0000{step}", ignore_errors=True)
 
 
+def all_of_another_run(run: Path) -> None:
+    """The checkpoints are of another run than the manifest, and nothing else tells."""
+    change(run, "manifest.json", ("id",), "0" * 32)
+    for name in ("progress.json", "metrics.jsonl"):
+        (run / name).unlink()
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (all_of_another_run, r"manifest\.json records none of the checkpoints in.*are of another run.*from a copy"),
         (
             of_another_run,
             r"progress\.json records none of the checkpoints in.*are of another run.*from a copy",
@@ -364,6 +372,12 @@ SAVED_WRONG: Mapping[str, tuple[Damage, str]] = {
     "another dtype": (trained_as(torch.Tensor.half), r"its weights are not those"),
     "other shapes": (trained_as(lambda tensor: tensor[:1]), r"learner\.pt does not fit: the moment"),
 }
+
+
+def test_the_manifest_says_which_file_brings_which_component(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["component_files"].items() >= {"reward": str(PLUGIN), "agent": str(PLUGIN)}.items()
+    assert manifest["files"] == {str(PLUGIN): hashlib.sha256(PLUGIN.read_bytes()).hexdigest()}
 
 
 @pytest.mark.parametrize(("damage", "wanted"), SAVED_WRONG.values(), ids=SAVED_WRONG)

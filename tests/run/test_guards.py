@@ -395,7 +395,9 @@ def test_a_wrong_answer_with_the_full_reward_is_warned_of(caplog: pytest.LogCapt
 def test_a_validation_that_is_significantly_worse_than_the_first_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     def validated(right: int, of: int = 12) -> list[Rollout]:
         tasks = [Task(id=f"t{i}", input={}) for i in range(of)]
-        return [attrs.evolve(rollout(score=Score.ok(0.5, correct=i < right)), task=t) for i, t in enumerate(tasks)]
+        answers = ["right" if i < right else "wrong" for i in range(of)]
+        made = [rollout(score=Score.ok(0.5, correct=a == "right"), answer=a) for a in answers]
+        return [attrs.evolve(r, task=t) for r, t in zip(made, tasks, strict=True)]
 
     assert not warn_of_loss(validated(10), validated(8), step=2, run="runs/a")
     assert not warn_of_loss(validated(2), validated(10), step=2, run="runs/a"), "this is a gain"
@@ -406,6 +408,12 @@ def test_a_validation_that_is_significantly_worse_than_the_first_is_warned_of(ca
         "wrong. Lower the learning rate (algorithm.lr)"
     )
     assert "\n" not in message
+    caplog.clear()
+    rescored = [attrs.evolve(r, score=Score.ok(0.5, correct=i < 2)) for i, r in enumerate(validated(10))]
+    assert warn_of_loss(validated(10), rescored, step=4, run="runs/a")
+    (message,) = caplog.messages
+    assert message.startswith("step 4: validation accuracy fell by the reward, not the model: 8 of the 8 tasks that ch")
+    assert "algorithm.lr" not in message
 
 
 def test_calls_are_counted_by_the_node_they_were_made_under() -> None:

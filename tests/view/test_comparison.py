@@ -23,6 +23,7 @@ from planted_runs import recorded
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
 from agentrig.figures import number
+from agentrig.rewards import Score
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
 from agentrig.traces import LLM_CALL, SERVER
@@ -275,6 +276,8 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     assert pooled["p"] == pytest.approx(stratified_p([begun], ended)), "the start counts once"
     assert pooled["p"] < min(row["against_start"]["p"] for row in found.rows[:3])
     assert found.table().rows[0][2].endswith("exact test p < 0.001: a significant gain")
+    least, greatest = (f"{100 * pooled['gain'][end]:+.1f}" for end in ("least", "greatest"))
+    assert f" points (from {least} to {greatest} in 3 runs)\n" in found.table().rows[0][2], "a range, no interval"
     assert alone["p"] == found.rows[3]["against_start"]["p"]
     assert "seeds 0, 1, 2" in found.table().rows[0][0]
     shares = zip(("before", "after", "gain"), (0.0806, 0.3824, 0.3018), strict=True)
@@ -573,6 +576,49 @@ def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[
     manifest["data"]["report"]["fingerprint"] = "of other tasks"
     (other / "manifest.json").write_text(json.dumps(manifest))
     assert compare([runs[1], other]).rewards == []
+
+
+def test_a_plugin_file_that_was_changed_under_its_name_is_named(seeds: list[Path], tmp_path: Path) -> None:
+    runs = [shutil.copytree(run, tmp_path / run.name) for run in seeds]
+    for run, judge in zip(runs, ("a", "a", "b"), strict=True):
+        manifest = json.loads((run / "manifest.json").read_text())
+        manifest["files"] = {"/x/judge.py": judge * 64, "/x/shop.py": "c" * 64, "/x/more.py": judge * 64}
+        manifest["component_files"] = {"agent": "/x/shop.py", "reward": "/x/judge.py"}
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    found = compare(runs)
+    assert [line["runs"] for line in found.lines] == [["run-0", "run-1"], ["run-2"]], "they differ in more than seeds"
+    (said,) = found.files
+    assert said.startswith("run-2 and run-0, run-1 differ in the file judge.py (reward) and the file more.py, by SHA-")
+    assert "If the reward is another one, their accuracies can't be compared" in said
+    assert said in found.table().lead
+    assert found.between[0]["apart"] == ["the file judge.py (reward)", "the file more.py"]
+    assert compare(runs[:2]).files == []
+
+
+def test_a_gain_of_a_reward_that_contradicts_itself_is_not_called_significant(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, steps=2, lr=lr) for name, lr in (("old", 1e-4), ("new", 1e-3))]
+    for run in runs:
+        for step in (0, 2):  # in `new` all have the same answer at both ends, and another score
+            made = [rollout_of(i, right=False, mode="report", step=step) for i in range(40)]
+            score = Score.ok(0.5 + step / 4, correct=step > 0)
+            paid = [attrs.evolve(r, score=score) for r in made] if run.name == "new" else made
+            RunDirectory(run).write_rollouts(paid, mode="report", step=step)
+    found = compare(runs)
+    (verdict, *_), (old, new), note = found.table().lead, found.table().rows, found.table().note
+    assert verdict.endswith("one seed each: not to be believed, for the reward contradicts itself in new.")
+    assert (found.between[0]["p"] < 0.001, "significant" in new[2], "contradicts" in old[2]) == (True, False, False)
+    assert "not to be believed: the reward contradicts itself" in new[2].replace("\n", " ")
+    assert "new: the reward gives one answer two scores: 40 of 40 held-out answers are the same before and" in note
+
+
+def test_the_mean_reward_is_said_to_be_untested(seeds: list[Path], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "graded", steps=2)
+    made = [rollout_of(i, right=i < 9, mode="report", step=2) for i in range(40)]
+    paid = [attrs.evolve(r, score=Score.ok(i / 40, correct=i < 9)) for i, r in enumerate(made)]
+    RunDirectory(run).write_rollouts(paid, mode="report", step=2)
+    said = "Only accuracy is tested here, not the mean reward that graded trained on: agentrig why RUN tests that."
+    notes = [compare(runs).table().note.splitlines() for runs in ([seeds[0], run], seeds)]
+    assert [said in lines for lines in notes] == [True, False]
 
 
 def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import itertools
 import json
@@ -457,6 +458,21 @@ def test_no_address_fails_whatever_its_query_lacks(link: str, query: str) -> Non
     assert {path: answer.text for path, answer in answers.items() if answer.status_code >= 500} == {}
     assert answers["chart.csv"].status_code == 404
     assert httpx.get(f"{link}events?run=nobody").status_code == 404
+
+
+def test_a_metric_is_explained_where_it_is_offered_drawn_and_listed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["algorithm"] |= {"kl": 0.01, "trained_tokens": 900.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with serving(run) as link:
+        at = str(httpx.get(link, follow_redirects=True).url)
+        text, drawn = (html.unescape(httpx.get(at, params=query).text) for query in ({}, {"metric": "algorithm/kl"}))
+    kl = "Nats a token by which the new policy is away from the sampling one (k3 estimate, never below 0)."
+    assert f'<option value="algorithm/kl" title="{kl}">kl</option>' in text
+    assert f"<figcaption>{kl}</figcaption>" in drawn
+    assert "trained_tokens: Tokens of replies whose calls were trained, of every epoch. The loss divides by" in text
 
 
 def test_what_somebody_writes_into_an_address_breaks_no_curve(link: str) -> None:

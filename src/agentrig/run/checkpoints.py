@@ -26,6 +26,9 @@ KEPT_CHECKPOINTS = 2
 LIST = ".files.json"
 """In each checkpoint: path to size in bytes and digest, of all its other files."""
 
+RUN_ID = ".run"
+"""In each checkpoint: the `id` in the `manifest.json` of the run that saved it."""
+
 SAVED = "checkpoints"
 """The key of `progress.json` with the digests of the lists that were saved, by step."""
 
@@ -124,13 +127,20 @@ class Checkpoints:
         return self.path(step), step
 
     def save(
-        self, step: int, write: Callable[[Path], None], *, keep: bool, record: Callable[[str], None] = lambda _: None
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        *,
+        keep: bool,
+        run_id: str = "",
+        record: Callable[[str], None] = lambda _: None,
     ) -> Path:
         """Let `write` fill a checkpoint, make it the latest, and drop old ones.
 
         Args:
             write: Writes the files into the folder that it gets.
             keep: Whether it stays when later ones are saved.
+            run_id: The run that saves it; see `RUN_ID`.
             record: Writes down the digest of the list of its files, before the checkpoint gets its name.
 
         Raises:
@@ -144,6 +154,8 @@ class Checkpoints:
                 part.mkdir(parents=True)
                 with flushing(part):
                     write(part)
+                if run_id:
+                    (part / RUN_ID).write_text(run_id + "\n", "utf-8")
                 write_list(part)
                 if keep:
                     (part / "keep").touch()  # not in the list: a user may add or remove it
@@ -317,8 +329,21 @@ def _verify(checkpoint: Path, trains: bool, digests: bool) -> None:
         raise CheckpointDamaged(
             checkpoint,
             f"{LIST} is not the one that the run wrote for it (progress.json): it was changed or copied there",
-            recorded=False,
+            unlike="progress.json",
         )
+    with suppress(RunFileError):  # a damaged manifest says nothing of the checkpoint
+        own, known = run_id_of(checkpoint), read_object(run / "manifest.json").get("id") if ours else None
+        if known and own not in ("", known):
+            raise CheckpointDamaged(
+                checkpoint,
+                f"another run saved it: {RUN_ID} has the id {own}, and manifest.json has {known}",
+                unlike="manifest.json",
+            )
+
+
+def run_id_of(checkpoint: Path) -> str:
+    """Return the id of the run that saved a checkpoint; '' if it has none."""
+    return read_text(checkpoint / RUN_ID).strip() if (checkpoint / RUN_ID).is_file() else ""
 
 
 def _listed(checkpoint: Path) -> dict[str, tuple[int, str]]:

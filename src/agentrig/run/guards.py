@@ -21,6 +21,7 @@ from agentrig.figures import SIGNIFICANT, number, sign_test
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
+from agentrig.run.verdict import replies_of
 from agentrig.servers import Server
 from agentrig.text import amount, cut, differs_in_form_only, flat, gist, json_text, storable, with_kind
 from agentrig.traces import ABORTED, ADDRESS, ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace, mapping
@@ -509,22 +510,43 @@ def warn_of_overpaid(rollouts: Sequence[Rollout], *, step: int, reward: str) -> 
 def warn_of_loss(first: Sequence[Rollout], last: Sequence[Rollout], *, step: int, run: str) -> bool:
     """Warn when significantly fewer validation tasks are right than in the first validation; return whether they are.
 
+    Where only the reward changed its word about the same answer of the same replies, it says so.
+
     Args:
         first: The rollouts of the first validation; of a resumed run, that of its checkpoint.
     """
-    before, after = (
-        {r.task.id: bool(r.correct) for r in rollouts if r.value is not None} for rollouts in (first, last)
-    )
-    both = before.keys() & after.keys()
-    better, worse = (sum(right[t] > other[t] for t in both) for right, other in ((after, before), (before, after)))
-    fell = worse > better and sign_test(better, worse) <= SIGNIFICANT
-    if fell:
+    before, after = ({r.task.id: r for r in rollouts if r.value is not None} for rollouts in (first, last))
+    both = [(before[task], after[task]) for task in before.keys() & after.keys()]
+    moved = [(a, b) for a, b in both if bool(a.correct) != bool(b.correct)]
+    learned = [(a, b) for a, b in moved if _given(a) != _given(b) or _given(a)[0] == "null"]
+
+    def split(pairs: Sequence[tuple[Rollout, Rollout]]) -> tuple[int, int]:
+        better = sum(bool(b.correct) for _, b in pairs)
+        return better, len(pairs) - better
+
+    def fell(better: int, worse: int) -> bool:
+        return worse > better and sign_test(better, worse) <= SIGNIFICANT
+
+    if fell(*split(learned)):
         log.warning(
             "step %d: validation accuracy fell significantly: %d of %d tasks went from wrong to right and %d from "
             "right to wrong. Lower the learning rate (algorithm.lr); Ctrl-C keeps the run. More: agentrig why %s",
-            *(step, better, len(both), worse, run),
+            *(step, split(learned)[0], len(both), split(learned)[1], run),
         )
-    return fell
+    elif fell(*split(moved)):
+        log.warning(
+            "step %d: validation accuracy fell by the reward, not the model: %d of the %d tasks that changed have the "
+            "same answer, of the same replies, as at first. A reward must depend on the task and the answer alone "
+            "(reward.use). More: agentrig why %s",
+            *(step, len(moved) - len(learned), len(moved), run),
+        )
+    return fell(*split(moved))
+
+
+def _given(rollout: Rollout) -> tuple[str, ...]:
+    """Return what the reward had to judge: the replies, the answer, and the agent's own reward."""
+    outcome = rollout.outcome
+    return replies_of(rollout), json_text(outcome.answer), json_text(outcome.own_reward)
 
 
 def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:

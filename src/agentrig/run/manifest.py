@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import platform
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
     model = getattr(plan.configs["algorithm"], "model", None)
     return {
         "format": FORMAT,
+        "id": uuid.uuid4().hex,
         "agentrig": _version("agentrig"),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "recipe": plan.recipe,
@@ -66,6 +68,9 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         },
         "formulas": list(getattr(plan.components["algorithm"].spec, "formulas", ())),
         "files": {file: sha256_of(Path(file)) for file in plan.run.plugins},
+        "component_files": {
+            kind: str(Path(c.origin).resolve()) for kind, c in plan.components.items() if c.distribution == "file"
+        },
         "observers": [
             {"name": c.spec.name, "distribution": c.distribution, "version": c.version} for c, _ in plan.observers
         ],

@@ -307,7 +307,7 @@ def with_cure(
 ) -> AgentrigError:
     """Return the error with advice: resume from the last whole checkpoint before, or name it, or start a new run.
 
-    If all are whole, and `progress.json` records none of them, either that file or they are of another run.
+    If all are whole, and a file of the run records none of them, either that file or they are of another run.
     """
     step, whole, damaged = error.checkpoint.name.removeprefix("step-"), None, [error]
     before = [s for s in run.checkpoints.steps() if step.isdecimal() and s < int(step)]
@@ -319,9 +319,9 @@ def with_cure(
         except CheckpointDamaged as too:
             damaged.append(too)
     nothing = f"Nothing in {run.path} was changed."
-    if not any(each.recorded for each in damaged) and whole is None:
+    if all(each.unlike for each in damaged) and whole is None:
         return RunFileError(
-            f"{run.path / 'progress.json'} records none of the checkpoints in {run.checkpoints.folder}: either that "
+            f"{run.path / error.unlike} records none of the checkpoints in {run.checkpoints.folder}: either that "
             f"file or the checkpoints are of another run, or were changed.\n  {nothing} Find out which of the two is "
             "not this run's, and restore it from a copy"
         )

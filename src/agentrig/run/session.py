@@ -617,7 +617,7 @@ class RunSession:
                 self._note_progress(**{SAVED: held, "wall_s": time.perf_counter() - self.start})
 
         try:
-            saved = there.save(step, write, keep=keep, record=record)
+            saved = there.save(step, write, keep=keep, run_id=str(self._facts.get("id", "")), record=record)
         except BaseException:
             with self._progressing, suppress(RunFileError):
                 if not there.path(step).exists() and self._progress.get(SAVED, {}).pop(there.path(step).name, None):

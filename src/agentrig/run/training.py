@@ -17,6 +17,7 @@ from agentrig.plan import Plan, to_toml
 from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
+from agentrig.run.checkpoints import run_id_of
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, descent_of, run_name, see_rollouts
 from agentrig.run.guards import NO_SIGNAL
@@ -124,6 +125,7 @@ def train(
                 facts["lost"] = [*before.get("lost", []), *past.lost]
                 facts["warnings"] += [*manifest_changes(before, facts), *past.warnings, *facts["lost"]]
                 facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+                facts["id"] = before.get("id") or (past.checkpoint and run_id_of(past.checkpoint)) or facts["id"]
                 facts["created"] = before.get("created", facts["created"])
                 facts["descent"] = before.get("descent", facts["descent"])
                 facts["changes"] = changed_settings(before, facts, step=past.step, ended=past.ended)

@@ -179,17 +179,17 @@ def sure_and_random(groups: Sequence[Sequence[Rollout]]) -> tuple[float, float]:
     alike = [group for group in scored if len({r.value for r in group}) == 1]
     ever = any(r.correct for group in scored for r in group)
     sure = [
-        ever and (all(r.correct for r in group) or (len(group) > 1 and len({_replies(r) for r in group}) == 1))
+        ever and (all(r.correct for r in group) or (len(group) > 1 and len({replies_of(r) for r in group}) == 1))
         for group in alike
     ]
     differ = [
-        len(group) > 1 and not any(r.correct for r in group) and len({_replies(r) for r in group}) > len(group) / 2
+        len(group) > 1 and not any(r.correct for r in group) and len({replies_of(r) for r in group}) > len(group) / 2
         for group in alike
     ]
     return mean(sure) or 0.0, mean(differ) or 0.0
 
 
-def _replies(rollout: Rollout) -> str:
+def replies_of(rollout: Rollout) -> str:
     """Return the replies of a rollout's calls: an agent may return one answer for all that are wrong in form.
 
     Its answer stands for replies that were not recorded.

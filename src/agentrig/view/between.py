@@ -24,6 +24,7 @@ from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
 from agentrig.view.causes.evidence import Measured, changed, measured_of
+from agentrig.view.causes.rewards import contradiction
 from agentrig.view.reading import RunData, dig
 from agentrig.view.related import NAMES, named, seed_of, settings_apart, settings_numbers, stem, without_seed
 
@@ -64,7 +65,8 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         exact sign test, with the number of tasks that are `better` and `worse`, else that of `stratified_test`.
         `overlap` says whether the ranges do, None with one seed on a side, `same_settings` whether only the seeds
         differ, and `apart` names what else does. `alike` says that each task is right in all of their measurements, or
-        in none. A task counts with the runs that measured it.
+        in none. `contradicted` has, of a difference that would be significant, those of its runs whose reward
+        contradicts itself, each with the words. A task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
@@ -109,9 +111,16 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
                 "same_settings": without_seed(pool[0], known) == without_seed(first[0], known),
                 "apart": settings_apart(first[0], pool[0], known),
                 "alike": all(a + b in (0, n + m) for (a, n), (b, m) in tallies),
+                "contradicted": contradictions([run for run, _ in (*ends, *begun)], test["p"]),
             }
         )  # fmt: skip
     return found
+
+
+def contradictions(runs: Sequence[RunData], p: float) -> dict[str, str]:
+    """Return, of the runs of a test that is significant, those whose reward contradicts itself, with the words."""
+    told = {run.name: contradiction(run) for run in runs} if p <= SIGNIFICANT else {}
+    return {name: text for name, text in told.items() if text}
 
 
 def _label(runs: Sequence[RunData]) -> str:
@@ -165,6 +174,8 @@ def verdict(found: Mapping[str, Any]) -> str:
         elif not found["overlap"]:
             end = "unlikely to be chance"
     end = "may be chance" if found["p"] > SIGNIFICANT else end
+    if found["contradicted"]:
+        end = f"not to be believed, for the reward contradicts itself in {named(list(found['contradicted']), ', ')}"
     said = f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}.{fell}"
     if len(found["apart"]) < 2:
         return said

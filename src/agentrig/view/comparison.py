@@ -38,6 +38,7 @@ from agentrig.view.between import (
     SIDES,
     accuracy_of,
     between,
+    contradictions,
     ends_of,
     more_seeds,
     reward_of,
@@ -46,10 +47,10 @@ from agentrig.view.between import (
     told,
     verdict,
 )
-from agentrig.view.causes.evidence import both_ends, changed, gain_of, measured_of, unpaired
+from agentrig.view.causes.evidence import Evidence, both_ends, changed, gain_of, measured_of, unpaired
 from agentrig.view.prices import Prices, priced
 from agentrig.view.reading import RolloutFile, RunData, dig, read_run, rollout_rows
-from agentrig.view.related import CHECKS, ancestors_of, named, seed_of, start_of, without_seed
+from agentrig.view.related import CHECKS, ancestors_of, files_apart, named, seed_of, start_of, without_seed
 
 OWN = ""
 """The run's own model, among the models that answered its calls: the name that `agentrig.traces.usage` gives it."""
@@ -90,6 +91,7 @@ REPEATED = "Runs of the same settings and the same seed are repeats: they say no
 TESTED = "p: chance among tasks, for these runs. It does not cover other seeds."
 OWN_GAIN = "A significant gain is one against the start; it does not say that a line is better than another."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
+UNTESTED = "Only accuracy is tested here, not the mean reward that {} trained on: agentrig why RUN tests that."
 CHAINED = "What a run spent leaves out the runs that it came from."
 
 ENDS = ("before", "after")
@@ -160,6 +162,8 @@ class Comparison:
             `agentrig.view.between`.
         advice: What it takes to tell settings from seeds, if there is one seed of some; else empty.
         rewards: What is said of each other line with another reward than the first line's, instead; see `_rewards`.
+        graded: The runs whose held-out rewards say more than right and wrong do.
+        files: What is said of each other line with other plugin files than the first line's; see `_files`.
         prices: The price table, if there is one.
     """
 
@@ -168,6 +172,8 @@ class Comparison:
     start: Mapping[str, Any]
     between: Sequence[Mapping[str, Any]] = ()
     rewards: Sequence[str] = ()
+    files: Sequence[str] = ()
+    graded: Sequence[str] = ()
     advice: str = ""
     prices: Prices | None = None
 
@@ -178,6 +184,7 @@ class Comparison:
             "lines": list(self.lines),
             "between": [{**found, "verdict": verdict(found)} for found in self.between],
             "rewards": list(self.rewards),
+            "files": list(self.files),
             "runs": list(self.rows),
         }
 
@@ -217,6 +224,7 @@ class Comparison:
         if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
             tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
             tests += [OWN_GAIN] if len(self.lines) > 1 else []
+            tests += [UNTESTED.format(named(self.graded, ", "))] if self.graded else []
         of = [
             " against ".join(found["label"][side] for side in SIDES)
             for found in self.between
@@ -231,8 +239,11 @@ class Comparison:
         tests += [figures.PAIRED.format(f" of {which}") for which in of]
         sizes = sorted({len(set(line["seeds"])) for line in self.lines})
         tests += [FEW.format(amount(n, "run"), Fraction(2, n + 1)) for n in sizes if 1 < n < FEW_RUNS]
+        held = [*self.between, *self.lines, *filter(None, (line["own_start"] for line in self.lines))]
+        doubted = {name: text for each in held for name, text in each["contradicted"].items()}
+        tests += [f"{name}: {text}." for name, text in doubted.items()]
         note = "\n".join([*tests, *self.rewards, " ".join(notes)])
-        lead = [*map(verdict, self.between), *self._labels(), *filter(None, [self.advice])]
+        lead = [*map(verdict, self.between), *self.files, *self._labels(), *filter(None, [self.advice])]
         return tables.Table(title="Comparison", heads=heads, rows=rows, note=note, lead=lead)
 
     def _labels(self) -> list[str]:
@@ -314,6 +325,8 @@ def compared(
         start=start,
         between=differences,
         rewards=_rewards(lines),
+        files=_files(lines),
+        graded=[run.name for run in runs if Evidence.of_ends(run).mean_reward],
         advice=more_seeds([run for run in runs if run.name in tested], each=each) if tested else "",
         prices=prices,
     )
@@ -367,6 +380,23 @@ def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
             f"After training, {runs[0]} and {runs[1]} are not compared: different rewards judged them ({judges}). "
             f"Measure both with one: agentrig eval RUN/config.toml --reward {names[0]} --checkpoint RUN."
         )
+    return found
+
+
+def _files(pools: Sequence[Sequence[RunData]]) -> list[str]:
+    """Say of each line which plugin files differ from the first line's, and what another reward's file means."""
+    first, *others = pools
+    found = []
+    for pool in others:
+        if apart := files_apart(first[0], pool[0]):
+            runs = [named([run.name for run in each], ", ") for each in (pool, first)]
+            said = f"{runs[0]} and {runs[1]} differ in {named(apart, ' and ')}, by SHA-256."
+            if any("reward" in file for file in apart):
+                said += (
+                    " If the reward is another one, their accuracies can't be compared: measure both with one, "
+                    "agentrig eval RUN/config.toml --checkpoint RUN."
+                )
+            found.append(said)
     return found
 
 
@@ -561,8 +591,8 @@ def _changes(
 
     Returns:
         Mean, least and greatest `gain`, `better` and `worse` of the runs, and of the tasks that are `paired` and
-        `unpaired`, how many runs are `compared`, and the `p` of all of these together, by
-        `stratified_test`. A start that several of them share counts once, as one run.
+        `unpaired`, how many runs are `compared`, the `p` of all of these together, by `stratified_test`, and if that is
+        significant the `contradicted` runs; see `between`. A start that several of them share counts once, as one run.
     """
     known = [each for each in against if each]
     keys = {key: key for key in ("gain", "better", "worse", "unpaired")} | {"paired": "n"}
@@ -578,7 +608,8 @@ def _changes(
         shared = {start.directory: start for _, start, _ in tested}
         before = [start.seen.of(start.of_mode("report")[0], measured_of) for start in shared.values()]
         p = stratified_test(tallies_of(after, before))
-    return found | {"compared": len(tested), "p": p}
+    contradicted = {} if p is None else contradictions([run for run, _, _ in tested], p)
+    return found | {"compared": len(tested), "p": p, "contradicted": contradicted}
 
 
 def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
@@ -586,8 +617,7 @@ def _spread(of: Mapping[str, Any] | None, text: Callable[[float], str]) -> str:
     if of is None:
         return NOTHING
     least, greatest = text(of["least"]), text(of["greatest"])
-    between = " to " if least.startswith(("+", "-")) else "–"
-    spread = f" ({least}{between}{greatest})" if least != greatest else ""
+    spread = f" ({least}–{greatest})" if least != greatest else ""
     unknown = f", {of['unknown']} unknown" if of["unknown"] else ""
     return f"{text(of['mean'])}{spread}{unknown}"
 
@@ -689,12 +719,16 @@ def _changed(against: Mapping[str, Any]) -> list[str]:
         tested = figures.chance(int(against["better"]["mean"]), int(against["worse"]["mean"]))
     else:
         tested = f"exact test {judged(against['p'])}"
+    if against["contradicted"]:
+        tested = tested.replace("significant", "not to be believed: the reward contradicts itself")
     if tested.endswith("significant"):
         tested = tested.replace("significant", f"a significant {'gain' if against['gain']['mean'] > 0 else 'loss'}")
-    compared = {key: {**against[key], "unknown": 0} for key in ("gain", "better", "worse")}  # the reasons are told
+    compared = {key: {**against[key], "unknown": 0} for key in ("better", "worse")}  # the reasons are told
     split = ", ".join(f"{_spread(compared[key], lambda n: f'{n:.3g}')} {key}" for key in ("better", "worse"))
     over = both_ends(against["paired"]["mean"], against["unpaired"]["greatest"])
-    return [f"{_spread(compared['gain'], points)} points{over}", split, tested]
+    gain, least, greatest = (points(against["gain"][key]) for key in ("mean", "least", "greatest"))
+    runs = f" (from {least} to {greatest} in {amount(against['compared'], 'run')})" if least != greatest else ""
+    return [f"{gain} points{over}{runs}", split, tested]
 
 
 def _spent(line: Mapping[str, Any]) -> str:

@@ -52,6 +52,19 @@ METRICS: Sequence[tuple[str, tuple[str, ...], str]] = (
 )
 """Plots of a figure of each step: name, place in its line, caption; few need any but the first."""
 
+CAPTIONS: Mapping[str, str] = {"/".join(path): caption for _, path, caption in METRICS} | {
+    "algorithm/kl": "Nats a token by which the new policy is away from the sampling one (k3 estimate, never below 0).",
+    "algorithm/kl_k1": "Nats a token by which the new policy is away from the sampling one (k1 estimate).",
+    "algorithm/kl_reference": "Nats a token by which the policy is away from the starting model.",
+    "algorithm/ratio_max": "Largest ratio of a trained token's probability in training to that in sampling.",
+    "algorithm/weight_change": "L2 norm of the step's change of the trained weights.",
+    "algorithm/trained_tokens": "Tokens of replies whose calls were trained, of every epoch. The loss divides by more: "
+    "calls with advantage 0 count there too.",
+    "algorithm/computed_tokens": "Tokens that went through the model in training.",
+    "algorithm/traced_tokens": "Tokens that would go through the model if no two calls shared any.",
+}
+"""What metrics are, by their names as trackers have them."""
+
 Points = tuple[Sequence[float], Sequence[float]]
 
 
@@ -262,7 +275,11 @@ def plots_of(
     accuracy, reward = accuracy + differ, reward + differ
     paths = {name: path for run in runs for name, path in figures.metrics(run).items()}
     found = [
-        *(_metric(runs, name, *paths[name], from_zero=False) for name in metrics if name in paths),
+        *(
+            _metric(runs, name, *paths[name], caption=CAPTIONS.get(name, ""), from_zero=False)
+            for name in metrics
+            if name in paths
+        ),
         Plot(name="accuracy", lines=_measured(runs, "accuracy"), unit="%", from_zero=True, caption=accuracy),
         Plot(name="reward", lines=_measured(runs, "reward"), from_zero=True, caption=reward),
         *([] if sampled else [_metric(runs, "loss", "algorithm", "loss", caption=loss)]),

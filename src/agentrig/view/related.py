@@ -100,6 +100,7 @@ def without_seed(run: RunData, known: dict[Path, RunData]) -> str:
     }
     begun = _begun(run, known)
     kept |= {} if isinstance(begun, str) else {"algorithm.model": begun}
+    kept["files"] = {key: digest for key, (_, digest) in _files_of(run).items()}
     data = {role: dig(run.manifest, "data", role, "fingerprint") for role in ("train", "report")}
     return json.dumps([kept, data], sort_keys=True, default=str)
 
@@ -114,7 +115,7 @@ def _begun(run: RunData, known: dict[Path, RunData]) -> str | list[str]:
 
 
 def settings_apart(run: RunData, other: RunData, known: dict[Path, RunData]) -> list[str]:
-    """Name what differs between two runs and can be why their results do: settings, start and training tasks.
+    """Name what differs between two runs and can be why their results do: settings, files, start and training tasks.
 
     Another component is one difference: the settings that only one of the two has belong to it.
     """
@@ -132,7 +133,27 @@ def settings_apart(run: RunData, other: RunData, known: dict[Path, RunData]) -> 
     fingerprints = [dig(each.manifest, "data", "train", "fingerprint") for each in (run, other)]
     if fingerprints[0] != fingerprints[1] and not any(key.startswith(("tasks", "run.train")) for key in found):
         found.append("the training tasks")
+    found += files_apart(run, other)
     return [*found, *(["the start"] if _begun(run, known) != _begun(other, known) else [])]
+
+
+def _files_of(run: RunData) -> dict[str, tuple[str, str]]:
+    """Return name and SHA-256 of a run's plugin files, by the component that each brings; of others, by their name."""
+    digests = mapping(run.manifest.get("files"))
+    brought = {k: f for k, f in mapping(run.manifest.get("component_files")).items() if f in digests}
+    others = {Path(file).name: file for file in digests if file not in brought.values()}
+    return {key: (Path(file).name, str(digests[file])) for key, file in (brought | others).items()}
+
+
+def files_apart(run: RunData, other: RunData) -> list[str]:
+    """Name the plugin files whose content differs between two runs, each with what it brings."""
+    one, two = _files_of(run), _files_of(other)
+    brings: dict[str, list[str]] = {}
+    for key in one:
+        if key in two and one[key][1] != two[key][1]:
+            name = " and ".join(dict.fromkeys((one[key][0], two[key][0])))
+            brings.setdefault(name, []).extend([key] if key != one[key][0] else [])
+    return [f"the file {name}" + (f" ({', '.join(keys)})" if keys else "") for name, keys in brings.items()]
 
 
 def seed_of(run: RunData) -> Any:

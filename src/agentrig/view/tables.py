@@ -14,7 +14,7 @@ from agentrig.figures import NOTHING, count, figure, mean, number, percent
 from agentrig.ledger import REASONS
 from agentrig.text import alike, amount
 from agentrig.view import figures
-from agentrig.view.plots import second_rewards
+from agentrig.view.plots import CAPTIONS, second_rewards
 from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
 
 ENDS = ("before", "after")
@@ -270,7 +270,9 @@ def _algorithm(run: RunData) -> Table:
             ends = (values[0], values[-1], min(values), max(values))
             rows.append([name, spark(values), *map(figure, ends)])
     heads = {"Figure": "", "By step": "", **dict.fromkeys(("First", "Last", "Least", "Most"), "n")}
-    return Table(title="Algorithm", heads=heads, rows=rows, more=True)
+    told = {row[0]: CAPTIONS.get(f"algorithm/{row[0]}", "") for row in rows}
+    note = "\n".join(f"{name}: {caption}" for name, caption in told.items() if caption)
+    return Table(title="Algorithm", heads=heads, rows=rows, note=note, more=True)
 
 
 def spark(values: Sequence[float], width: int = 120, height: int = 22) -> str:

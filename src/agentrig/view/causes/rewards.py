@@ -11,7 +11,7 @@ from agentrig.view import figures
 from agentrig.view.causes.evidence import RESCORED, RESCORED_N, Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import LIKELY, at_least, more_right, quarter, rose, so_many, trend
-from agentrig.view.reading import SECOND, dig, mapping
+from agentrig.view.reading import SECOND, RunData, dig, mapping
 
 MOST = 0.5
 """The share of scored rollouts that one reason must be surely above to be named."""
@@ -64,6 +64,11 @@ def two_scores(evidence: Evidence) -> Iterator[Finding]:
             "kl-too-strong", "clip-fraction",
         ),
     )  # fmt: skip
+
+
+def contradiction(run: RunData) -> str:
+    """Return how a run's reward contradicts itself, as `two_scores` finds it; '' if it does not."""
+    return next((finding.text for finding in two_scores(Evidence.of(run))), "")
 
 
 def exploited(evidence: Evidence) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from agentrig.errors import AgentrigError
 from agentrig.figures import mean, number
 from agentrig.text import cut
 from agentrig.view import figures
-from agentrig.view.plots import AXES, Plot, plots_of
+from agentrig.view.plots import AXES, CAPTIONS, Plot, plots_of
 from agentrig.view.reading import RunData, first_line, verdict
 from agentrig.view.rollout import chip, question
 from agentrig.view.tables import spark
@@ -60,6 +60,7 @@ def curves(request: Request, runs: Mapping[str, RunData]) -> tuple[dict[str, Any
         "zoomed": window != (None, None),
         "known": {group: list(of) for group, of in groupby(known, key=lambda name: name.partition("/")[0])},
         "metrics": metrics,
+        "captions": CAPTIONS,
         "hidden": hidden,
         "unplaced": f"Not recorded in every step, so the rest is left out: {', '.join(unplaced)}." if unplaced else "",
         "csv": f"{base}/chart.csv?{urlencode([*hidden, *named])}",
