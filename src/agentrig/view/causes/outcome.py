@@ -619,6 +619,20 @@ def moved_classes(evidence: Evidence) -> tuple[Moved, Moved]:
     return rises, falls
 
 
+def by_class(evidence: Evidence, most: int) -> list[tuple[str, ...]]:
+    """Return rows of classes: name, accuracy before and after, and of how many tasks; those that changed most first."""
+    moved = {of: p for found in moved_classes(evidence) for of, p in found.items()}
+    rows = []
+    for of, ends in evidence.classes.items():
+        pairs = [_right_of(end) for end in ends]
+        shares = [right / n if n else None for right, n in pairs]
+        tasks = dict.fromkeys(str(n) for _, n in pairs)
+        change = abs((shares[1] or 0.0) - (shares[0] or 0.0)) * min(n for _, n in pairs)
+        text = f"{' → '.join(tasks)} tasks{f', {p_text(moved[of])}' if of in moved else ''}"
+        rows.append((change, (" = ".join(of), *(f"{percent(share)}%" for share in shares), text)))
+    return [row for _, row in sorted(rows, key=lambda row: -row[0])[:most]]
+
+
 def _large(evidence: Evidence) -> dict[tuple[str, str], tuple[int, int, int, int]]:
     """Return what `changed` says of each class with enough tasks."""
     every = {of: changed(*ends) for of, ends in evidence.classes.items()}
