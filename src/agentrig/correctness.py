@@ -99,6 +99,12 @@ def by_turn(details: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {turn: counts[turn] for turn in sorted(counts, key=turn_order)}
 
 
+def wrong_calls(rollouts: Iterable[Sequence[float | None]]) -> dict[str, int]:
+    """Return how many calls were `scored`, and how many of them below `CORRECT_AT`: `wrong`; empty without any."""
+    scores = [value for calls in rollouts for value in calls if value is not None]
+    return {"wrong": sum(value < CORRECT_AT for value in scores), "scored": len(scores)} if scores else {}
+
+
 def turn_order(turn: str) -> tuple[int, int]:
     """Return the place of what `turn_of` returns among others of its kind."""
     kind, *_, number = turn.split()

@@ -40,7 +40,7 @@ Z95 = 1.959963984540054
 """The 97.5% quantile of the normal distribution."""
 
 
-def wilson(right: float, n: int) -> tuple[float, float]:
+def wilson(right: float, n: float) -> tuple[float, float]:
     """Return the 95% interval of a share, `right` of n (Wilson 1927, doi:10.1080/01621459.1927.10502953).
 
     The interval always includes the share itself, despite rounding at 0% and 100%.

@@ -541,7 +541,7 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     figures = {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s", "slices", "wrong", "by_turn"}
-    assert set(found) == figures
+    assert set(found) == figures | {"components", "calls"}
     # test-200 to test-207: a slice with one class says nothing
     assert found["slices"] == {"half": {"first": {"accuracy": 0.5, "n": 4}, "second": {"accuracy": 0.5, "n": 4}}}
     assert (found["accuracy"], found["n"], found["failures"]) == (0.5, 8, {})
@@ -639,6 +639,27 @@ def test_stdout_has_only_json_whatever_plugins_print(
     loads = ("its task set", "and what that loads", "and when it ends")
     for said in ("an agent that prints", "as do its programs", "a reward that prints", "and its module", *loads):
         assert said in done.stderr
+
+
+PARTS = """
+from agentrig import RewardSpec, Score, hookimpl
+
+def reward(task, outcome, budget_s, trace):
+    value = float(task.id.endswith("0"))
+    return Score.ok(value, match=value, form=0.5, calls=[value for _ in trace.llm_calls()])
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="in-parts", summary="", build=lambda config: reward, sees_trace=True)
+"""
+
+
+def test_eval_shows_parts_of_the_reward_and_scores_of_calls(here: Path, model: ModelServer, toy_file: str) -> None:
+    (here / "parts.py").write_text(PARTS)
+    words = ["eval", "toy", "--plugin", toy_file, "--plugin", "parts.py", "--reward", "in-parts", "--limit", "4"]
+    shown = invoke(*words, "--endpoint", model.url)
+    assert shown.exit_code == 0, shown.output
+    assert "\nparts of the reward: form 0.5\ncalls scored below 1: 3 of 4\n" in shown.stdout
 
 
 def test_eval_says_why_rollouts_failed_and_is_an_error_if_all_did(

@@ -18,7 +18,8 @@ from agentrig import Outcome, Score, Task
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, trace_of, write_run
 from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
-from agentrig.view.causes.outcome import changes, memorised, more, more_tasks, weak_slice
+from agentrig.view.causes.finding import Finding
+from agentrig.view.causes.outcome import changes, classes, memorised, more, more_tasks, weak_slice
 from agentrig.view.causes.policy import collapsed, unexploring
 from agentrig.view.causes.rewards import one_reason
 from agentrig.view.diagnosis import (
@@ -536,3 +537,57 @@ def test_a_search_for_prompts_is_given_more_calls_and_no_steps(tmp_path: Path) -
     (run / "config.toml").write_text(config.replace("[algorithm]", "[algorithm]\nmax_calls = 30"))
     said = f"Let the search make more calls: agentrig train --resume {run} algorithm.max_calls=60"
     assert diagnose(run).next_step == said
+
+
+def by_class(tmp_path: Path, **parts: tuple[int, int, int, int]) -> Evidence:
+    """Return a run with these classes of tasks: how many held out, right before, right after, right of 40 in training.
+
+    The last steps tried each class 40 times.
+    """
+    found = evidence(tmp_path, right=[0] * 8, known=0, n=0)
+    run, ends = found.run.directory, ([], [])
+    for name, (n, *rights, _) in parts.items():
+        for end, right, step in zip(ends, rights, (0, 8), strict=True):
+            for i in range(n):
+                rollout = rollout_of(i, right=i < right, mode="report", step=step)
+                task = attrs.evolve(rollout.task, id=f"{name}-{i}", slices={"kind": name})
+                end.append(attrs.evolve(rollout, id=f"{rollout.id}-{name}", task=task))
+    for path in (run / "rollouts").glob("report-*"):
+        path.unlink()
+    for end, step in zip(ends, (0, 8), strict=True):
+        RunDirectory(run).write_rollouts(end, mode="report", step=step)
+    tried = {("kind", name): (right, 40) for name, (*_, right) in parts.items()}
+    steps = [
+        attrs.evolve(facts, right=sum(right for right, _ in tried.values()), scored=40 * len(tried), classes=tried)
+        for facts in found.steps
+    ]
+    return attrs.evolve(Evidence.of(read_run(run)), steps=steps)
+
+
+def test_a_gap_that_is_only_another_mix_of_classes_asks_for_no_more_tasks(tmp_path: Path) -> None:
+    found = by_class(tmp_path, easy=(30, 27, 27, 36), hard=(120, 24, 24, 8))
+    assert more_tasks(found) == ""
+    assert [finding.text for finding in classes(found)] == [
+        "55.0% of the training rollouts of the last 2 steps are right, and 34.0% of the held-out tasks, because the "
+        "mix of classes differs: in the mix by kind of the held-out tasks it would be 34.0% of the training rollouts"
+    ]
+    apart = by_class(tmp_path / "apart", easy=(30, 15, 15, 36), hard=(120, 24, 24, 20))
+    assert more_tasks(apart).endswith("train on more tasks (tasks.use).")
+    assert not list(classes(apart))
+
+
+def test_classes_that_fell_are_named_before_more_steps_are_advised(tmp_path: Path) -> None:
+    found = by_class(tmp_path, short=(66, 20, 66, 40), long=(45, 19, 6, 6))
+    said = (
+        "held-out accuracy fell significantly in kind = long (42.2 → 13.3% of 45 tasks, p < 0.001) and rose "
+        "significantly in kind = short (30.3 → 100.0% of 66 tasks, p < 0.001)"
+    )
+    assert next(classes(found)) == Finding("warn", said)
+    run = found.run.directory
+    assert diagnose(run).next_step == (
+        f"Mind that {said}. Before more steps, train on more tasks of the classes that fell (tasks.use), or with a "
+        f"lower learning rate (algorithm.lr); see what their answers became: agentrig watch {run}"
+    )
+    (alike,) = classes(by_class(tmp_path / "alike", short=(66, 20, 66, 40), long=(45, 19, 40, 40)))
+    assert alike.level == "ok"
+    assert not list(classes(by_class(tmp_path / "chance", short=(66, 20, 25, 16), long=(45, 19, 15, 16))))

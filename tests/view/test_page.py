@@ -152,8 +152,8 @@ def test_every_part_of_the_page_is_there_and_what_few_need_is_folded(finished: P
         "Did anything hold learning back?, Curves Checks Results Held-out accuracy by half, "
         "Held-out accuracy by trained calls, "
     )
-    expected += "Held-out rollouts by turn, Wrong answers, Failures, Parts of the reward, Second rewards, "
-    expected += "Agent names, Algorithm, Where the rewards differ, Before and after, Rollouts, Run"
+    expected += "Held-out rollouts by turn, Held-out reward by part, Wrong answers, Failures, Parts of the reward, "
+    expected += "Second rewards, Agent names, Algorithm, Where the rewards differ, Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Held)", expected)
     assert ["Node", "Calls", "Kept", "Share"] in page.rows
     assert ["check_query", "440", "0", "0.0%"] in page.rows

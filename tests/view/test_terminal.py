@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -24,11 +25,14 @@ from agentrig.run.rows import row_of
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
 from agentrig.traces import LLM_CALL, REWARD
-from agentrig.view import build_report
+from agentrig.view import build_report, tables
 from agentrig.view.causes.evidence import Evidence
+from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose, words
+from agentrig.view.page import render
 from agentrig.view.reading import read_run
 from agentrig.view.samples import before_after
+from agentrig.view.table import results
 from agentrig.view.tables import gain_alone
 from agentrig.view.terminal import run_ending, span_text, span_tree
 
@@ -265,6 +269,36 @@ def ending(run: Path) -> str:
         for part in run_ending(run):
             console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
     return shown.get()
+
+
+def with_parts(run: Path, parts: dict[str, tuple[float, float]]) -> None:
+    """Give the held-out scores of a run these components, before and after; `match` is the value itself."""
+    for end, file in enumerate(sorted((run / "rollouts").glob("report-*.parquet"))):
+        table = pq.read_table(file)
+        own = {name: of[end] for name, of in parts.items()}
+        column = [json.dumps({"match": value, **own}) for value in table["value"].to_pylist()]
+        pq.write_table(table.set_column(table.schema.get_field_index("components"), "components", [column]), file)
+
+
+def test_parts_of_the_held_out_reward_and_classes_are_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3, held_out=60, lift=0.6)
+    with_parts(run, {"form": (0.25, 0.75), **{f"part {i}": (0.0, 0.5) for i in range(9)}})
+    shown = ending(run)
+    lines = [re.split(r"  +", line.strip()) for line in shown.splitlines()]
+    assert ["form", "0.25", "0.75"] in lines
+    assert [row[0] for row in lines[3:11]] == ["form", *(f"part {i}" for i in range(7))], "match is the reward"
+    (calls,) = lines_with(shown, "calls scored below 1")
+    assert re.search(r"\d+ of 90 +\d+ of 90", calls)
+    classes = {row[0]: row[1:] for row in lines if row[0].startswith("half = ")}
+    assert set(classes) == {"half = first", "half = second"}
+    held_out = tables.held_out(read_run(run))
+    first = held_out["slices"]["half"]["first"]
+    assert classes["half = first"][:2] == [f"{100 * first[end]:.1f}%" for end in ("before", "after")]
+    assert re.fullmatch(r"30 tasks, p [<=] 0\.\d+", classes["half = first"][2])
+    assert held_out["components"]["form"] == {"before": 0.25, "after": 0.75}
+    assert "form: 0.25 → 0.75" in " ".join(compare([run]).table().rows[0][1].split())
+    assert re.search(r"Held-out reward by part.*?form.*?0\.25.*?0\.75", render([read_run(run)]), re.DOTALL)
+    assert "form" in [row[0].strip() for row in results([compare([run]).rows[0]]).rows]
 
 
 def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):

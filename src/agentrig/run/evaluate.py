@@ -16,7 +16,7 @@ import attrs
 
 from agentrig.adapters import Triplet
 from agentrig.algorithms import Measurement
-from agentrig.correctness import by_turn
+from agentrig.correctness import by_turn, wrong_calls
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
@@ -27,7 +27,7 @@ from agentrig.rollouts import Mode, Rollout
 from agentrig.run.checkpoints import told_if_removed
 from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.loop import runnable
-from agentrig.run.metrics import count_failures, failure_reasons
+from agentrig.run.metrics import component_means, count_failures, failure_reasons, told_components
 from agentrig.run.rows import slices_of
 from agentrig.run.splits import other_split, read_split, split_of
 from agentrig.runners.engine import RolloutEngine
@@ -58,6 +58,8 @@ class Evaluation:
         slices: Of each slice (`Task.slices`, and `calls`), its classes: correct and scored rollouts.
         wrong: Why answers are wrong, by the reward's `details["wrong"]`, to how many.
         by_turn: At which turn rollouts became right or wrong (`agentrig.correctness.turn_of`), to how many.
+        components: The mean of each component of the scores that says more than the reward.
+        calls: How many calls the reward scored, and how many below 1: `scored`, `wrong`; empty if it scores none.
         rollouts: All rollouts, with `keep`.
         sampling: With `keep`: the fields that the endpoint set in calls.
         unrecorded: With `keep`: how many calls the model's server answered that no tracer has seen.
@@ -73,6 +75,8 @@ class Evaluation:
     slices: Mapping[str, Mapping[str, tuple[int, int]]]
     wrong: Mapping[str, int]
     by_turn: Mapping[str, int]
+    components: Mapping[str, float] = attrs.field(factory=dict)
+    calls: Mapping[str, int] = attrs.field(factory=dict)
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict, repr=False)
     sampling: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
@@ -88,6 +92,8 @@ class Evaluation:
                 right, n = slices[name].get(part, (0, 0))
                 slices[name][part] = right + bool(rollout.correct), n + 1
         scores = [r.score for r in scored if r.score is not None]
+        parts = [(score.value, score.components) for score in scores if score.value is not None]
+        means, told = component_means(parts), told_components(parts)
         wrong = Counter(str(said) for score in scores if (said := score.details.get("wrong")))
         return cls(
             **attrs.asdict(measured),
@@ -99,6 +105,8 @@ class Evaluation:
             slices={name: dict(sorted(parts.items())) for name, parts in slices.items() if len(parts) > 1},
             wrong=dict(wrong.most_common()),
             by_turn=by_turn(score.details for score in scores),
+            components={name: means[name] for name in told},
+            calls=wrong_calls(score.calls for score in scores),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrig.algorithms import Measurement
@@ -123,14 +124,23 @@ def count_nodes(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:
     return {"seen": dict(seen), "trained": dict(trained)}
 
 
-def component_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each component of the scores, over the rollouts whose score has it."""
+Scored = tuple[float, Mapping[str, Any]]
+"""The value of a score, and its components."""
+
+
+def component_means(scores: Iterable[Scored]) -> dict[str, float]:
+    """Return the mean of each component of scores, over those that have it."""
     found: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        if rollout.score is not None and rollout.value is not None:
-            for name, value in rollout.score.components.items():
-                found[name].append(float(value))
+    for _, components in scores:
+        for name, value in components.items():
+            found[name].append(float(value))
     return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def told_components(scores: Iterable[Scored]) -> list[str]:
+    """Return the components that say more than the value: in some score they are another number."""
+    names = (name for value, of in scores for name in of if not math.isclose(of[name], value, abs_tol=1e-9))
+    return list(dict.fromkeys(names))
 
 
 def second_reward_figures(

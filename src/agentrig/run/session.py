@@ -757,7 +757,7 @@ class RunSession:
         if self._validated is not None:
             line["validation_accuracy"] = self._validated.accuracy
             line["validation_reward"] = self._validated.reward
-        parts = component_means(valid)
+        parts = component_means((r.value, r.score.components) for r in valid if r.score and r.value is not None)
         if parts:
             line["reward_parts"] = parts
         if self._second:

@@ -259,18 +259,12 @@ class Comparison:
 
 
 def compare(run_dirs: Sequence[Path], *, prices: Prices | None = None, each: bool = False) -> Comparison:
-    """Compare runs, as `compared` does; their rows also have the held-out accuracy by slice and by turn.
+    """Compare the runs of these directories, as `compared` does.
 
     Raises:
         AgentrigError: One of them is no run directory, or is named twice.
     """
-    runs = [read_run(Path(d)) for d in run_dirs]
-    found = compared(runs, prices=prices, each=each)
-    rows = []
-    for run, row in zip(runs, found.rows, strict=True):
-        held_out = tables.held_out(run)
-        rows.append({**row, **held_out, "missing": list(dict.fromkeys([*row["missing"], *run.damage]))})
-    return attrs.evolve(found, rows=rows)
+    return compared([read_run(Path(d)) for d in run_dirs], prices=prices, each=each)
 
 
 def compared(
@@ -280,6 +274,8 @@ def compared(
     each: bool = False,
 ) -> Comparison:
     """Compare runs; with `each`, finished runs that differ only in their seed have a line each, too.
+
+    Their rows also have what `tables.held_out` returns.
 
     Raises:
         ConfigError: One of them is named twice.
@@ -292,7 +288,13 @@ def compared(
     rows, own_starts = [], []
     for run in runs:
         missing: list[str] = []
-        row = table.row_of(run) | {"accuracy": accuracy_of(run)} | _about(run, known) | _usage(run, known)
+        row = (
+            table.row_of(run)
+            | {"accuracy": accuracy_of(run)}
+            | _about(run, known)
+            | _usage(run, known)
+            | tables.held_out(run)
+        )
         row["against_start"] = _judged(run, reference, known, missing)
         own = _measured_start(run, runs, known)
         own_starts.append(own)
@@ -564,6 +566,7 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "starts": list(dict.fromkeys(row["start"] for row in pool)),
         "machines": list(dict.fromkeys(row["machine"] for row in pool)),
         "n": max(row["accuracy"]["n"] for row in pool),
+        **_parts(pool),
     }
     for end in ENDS:
         found[end] = _of(row["accuracy"][end] for row in pool)
@@ -582,6 +585,23 @@ def _line(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if "cost" in pool[0]:
         found["cost"] = {key: _of(row["cost"][key] for row in pool) for key in ("tokens", "machine", "total")}
     return found
+
+
+def _parts(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the held-out `components` of the reward, the mean over some runs, and the scores of `calls` of all."""
+    names = dict.fromkeys(name for row in pool for name in row["components"])
+    known = {end: {name: [dig(row["components"], name, end) for row in pool] for name in names} for end in ENDS}
+    called = {end: [row["calls"][end] for row in pool if row["calls"][end]] for end in ENDS}
+    return {
+        "components": {
+            name: {end: mean([value for value in known[end][name] if value is not None]) for end in ENDS}
+            for name in names
+        },
+        "calls": {
+            end: {key: sum(each[key] for each in of) for key in ("wrong", "scored")} if of else {}
+            for end, of in called.items()
+        },
+    }
 
 
 def _changes(
@@ -695,8 +715,9 @@ def _accuracy(line: Mapping[str, Any]) -> str:
         f"{of['unknown']} not measured {end}" for end, of in zip(ENDS, ends, strict=True) if of and of["unknown"]
     ]
     unknown += [f"{percent(line['earlier_end'])} before it was resumed"] if line["earlier_end"] is not None else []
+    parts = [f"{name}: {' → '.join(cells)}" for name, cells in tables.reward_parts(line)]
     return "\n".join(
-        [*(f"{name}{text}" for name, text in zip(names, lines, strict=False)), *unknown, f"n = {line['n']}"]
+        [*(f"{name}{text}" for name, text in zip(names, lines, strict=False)), *unknown, f"n = {line['n']}", *parts]
     )
 
 

@@ -67,6 +67,7 @@ RULES: Sequence[Rule] = (
     outcome.memorised,
     outcome.changes,
     outcome.mean_reward,
+    outcome.classes,
     outcome.other_requests,
     outcome.observers,
     calls.ledger,
@@ -214,7 +215,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         or no_gain in (LOSS, LOWER_REWARD, UNREADABLE, NO_ROLLOUT)
         or not (data.steps or stopped)
     )
-    go_on = "" if silent else advice(evidence)
+    fallen = "" if stopped or solved else outcome.fallen(evidence)
+    go_on = "" if silent else fallen or advice(evidence)
     refused = outcome.against_resume(evidence) if stopped and not go_on else ""
     against = [Finding("warn", refused)] if refused else []
     # a run that was killed: the next step has the command, or says why a resume would be refused

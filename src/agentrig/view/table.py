@@ -208,7 +208,7 @@ def results(
 
 
 def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield lines of the comparison: the held-out accuracy by slice, and the share of rollouts by turn, in percent."""
+    """Yield lines of the comparison, held out: the accuracy by slice, the rollouts by turn, the parts of the reward."""
 
     def arrow(before: float | None, after: float | None) -> str:
         return NOTHING if before is after is None else f"{percent(before)} → {percent(after)}"
@@ -235,6 +235,12 @@ def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, l
         ends = [[row["by_turn"][when] for when in ("before", "after")] for row in rows]
         shares = [[of.get(turn, 0) / sum(of.values()) if of else None for of in both] for both in ends]
         yield f"  {turn}", [arrow(*both) for both in shares]
+    told = [dict(tables.reward_parts(row)) for row in rows]
+    names = list(dict.fromkeys(name for of in told for name in of))
+    if names:
+        yield "Parts of the reward", [""] * len(rows)
+    for name in names:
+        yield f"  {name}", [" → ".join(of[name]) if name in of else NOTHING for of in told]
 
 
 def interval(found: Sequence[float] | None) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 from markupsafe import Markup
 
-from agentrig.correctness import by_turn, turn_order
+from agentrig.correctness import by_turn, turn_order, wrong_calls
 from agentrig.figures import NOTHING, count, figure, mean, number, percent
 from agentrig.ledger import REASONS
+from agentrig.run.metrics import component_means, told_components
 from agentrig.text import alike, amount
 from agentrig.view import figures
 from agentrig.view.plots import CAPTIONS, second_rewards
-from agentrig.view.reading import SECOND, RunData, dig, mapping, rollout_rows
+from agentrig.view.reading import SECOND, RolloutFile, RunData, dig, mapping, rollout_rows
 
 ENDS = ("before", "after")
 
@@ -24,6 +25,9 @@ FEWEST = 20
 
 CLASSES = 40
 """Classes of a slice in its table: those with most tasks."""
+
+PARTS = 8
+"""Components of a reward that are shown: the first."""
 
 WRONG = {
     "no-query": "no query",
@@ -91,24 +95,25 @@ def held_out(run: RunData) -> dict[str, Any]:
         many tasks each (`n_before`, `n_after`), and the larger number `n`.
         `by_turn`: before and after, how many rollouts became right or wrong at which turn.
         `wrong`: before and after, why answers are wrong, to how many; `scored`: of how many answers.
+        `components`: `before` and `after`, the mean of each component of the scores that says more than the reward.
+        `calls`: before and after, how many calls were `scored`, and how many of them below 1: `wrong`.
     """
     files = run.of_mode("report")
     right: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(dict)
     turns: dict[str, dict[str, int]] = {}
     wrong: dict[str, Counter[str]] = {}
     scored: dict[str, int] = {}
+    called: dict[str, dict[str, int]] = {}
+    components: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
     for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
-        wrong[when], details = Counter(), []
-        columns = ("failure", "value", "correct", "details", "slices")
-        for row in rollout_rows(some, columns):
-            if row["failure"] or number(row["value"]) is None:
-                continue
-            for name, part in mapping(row.get("slices")).items():
-                right[name].setdefault(str(part), {end: [] for end in ENDS})[when].append(float(bool(row["correct"])))
-            if why := mapping(row["details"]).get("wrong"):
-                wrong[when][str(why)] += 1
-            details.append(mapping(row["details"]))
-        turns[when], scored[when] = by_turn(details), len(details)
+        rows = [row for file in some for row in run.seen.of(file, _scored)]
+        for row in rows:
+            for name, part in row["slices"].items():
+                right[name].setdefault(str(part), {end: [] for end in ENDS})[when].append(row["correct"])
+        wrong[when] = Counter(row["wrong"] for row in rows if row["wrong"])
+        components[when] = [(row["value"], row["components"]) for row in rows]
+        turns[when], scored[when] = by_turn(rows), len(rows)
+        called[when] = wrong_calls(row["calls"] for row in rows)
     classes = {
         name: {
             part: {
@@ -121,9 +126,45 @@ def held_out(run: RunData) -> dict[str, Any]:
         for name, parts in right.items()
         if len(parts) > 1
     }
+    means = {end: component_means(components[end]) for end in ENDS}
+    told = told_components(score for end in ENDS for score in components[end])
     return {
-        "slices": classes, "by_turn": turns, "wrong": {when: dict(of) for when, of in wrong.items()}, "scored": scored
+        "slices": classes, "by_turn": turns, "wrong": {when: dict(of) for when, of in wrong.items()}, "scored": scored,
+        "components": {name: {end: means[end].get(name) for end in ENDS} for name in told}, "calls": called,
     }  # fmt: skip
+
+
+def _scored(file: RolloutFile) -> list[dict[str, Any]]:
+    """Return what `held_out` counts of each scored rollout of a file."""
+    columns = ("failure", "value", "correct", "details", "call_values", "components", "slices")
+    found = []
+    for row in rollout_rows([file], columns, optional=("components",)):
+        if row["failure"] or (value := number(row["value"])) is None:
+            continue
+        values = row["call_values"] if isinstance(row["call_values"], list) else []
+        details = mapping(row["details"])
+        numbers = {name: number(part) for name, part in mapping(row["components"]).items()}
+        found.append(
+            {
+                "value": value,
+                "correct": float(bool(row["correct"])),
+                "slices": mapping(row.get("slices")),
+                "wrong": str(details.get("wrong") or ""),
+                "turn": details.get("turn"),
+                "calls": [number(value) for value in values],
+                "components": {name: part for name, part in numbers.items() if part is not None},
+            }
+        )
+    return found
+
+
+def reward_parts(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what is told of the held-out reward before and after: its first components, and the calls it scored."""
+    for name, of in [*found["components"].items()][:PARTS]:
+        yield name, [figure(of[end]) for end in ENDS]
+    calls = [found["calls"][end] for end in ENDS]
+    if any(calls):
+        yield "calls scored below 1", [f"{of['wrong']} of {of['scored']}" if of else NOTHING for of in calls]
 
 
 def gain_alone(found: Mapping[str, Any]) -> list[str]:
@@ -161,6 +202,11 @@ def slices(found: Mapping[str, Any]) -> list[Table]:
     judged = {end: sum(of.values()) for end, of in by_turn.items()}
     turns = sorted(_shares(by_turn, judged), key=lambda row: turn_order(row[0]))
     every.append(Table(title="Held-out rollouts by turn", heads={"Rollouts": "name", **ends}, rows=turns, narrow=True))
+    parts = [
+        [name, *(cell for end, cell in zip(ENDS, cells, strict=True) if end in measured)]
+        for name, cells in reward_parts(found)
+    ]
+    every.append(Table(title="Held-out reward by part", heads={"Part": "name", **ends}, rows=parts, narrow=True))
     why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(wrong, found["scored"])]
     note = "Shares are of all answers that were scored."
     return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, note=note, narrow=True)]

@@ -21,14 +21,14 @@ from agentrig.rollouts import Rollout
 from agentrig.text import amount, cut, differs_in_kind_only, one_line, printable, with_kind
 from agentrig.view import figures, tables
 from agentrig.view.causes.evidence import Evidence
-from agentrig.view.causes.outcome import changes, mean_reward, remarks
+from agentrig.view.causes.outcome import by_class, changes, mean_reward, remarks
 from agentrig.view.diagnosis import IT_ENDED, diagnose, ending
 from agentrig.view.plots import second_rewards
 from agentrig.view.reading import SECOND, RunData, judged, mapping, read_run
 from agentrig.view.related import compare_command, to_compare
 from agentrig.view.rollout import LONGEST_TEXT, Call, Node, Readable, is_said, readable_rollout, text_of
 from agentrig.view.samples import WORSE, before_after
-from agentrig.view.table import failures, interval
+from agentrig.view.table import SHOWN, failures, interval
 
 LONGEST_INPUT = 2_000
 """Characters that a terminal shows of a part of a task: prompts, which have what the model gets of it, are longer."""
@@ -158,27 +158,40 @@ def _verdict(shown: Readable) -> Text:
 def run_ending(directory: Path) -> Iterator[str | Table]:
     """Yield what a terminal shows of a run that has ended: lines, and tables that fit its width.
 
-    The held-out figures before and after, whether the difference may be chance, a task before and after side by side,
-    the first cause that `agentrig why` names, and the commands to go on with.
+    The held-out figures before and after, those of parts of the reward and of classes too, whether the difference may
+    be chance, a task before and after side by side, the first cause that `agentrig why` names, and the commands to go
+    on with.
     """
     run = read_run(directory)
     held_out = figures.held_out(run)
     accuracy, reward = held_out["accuracy"], held_out["reward"]
     before, after = accuracy["before"], accuracy["after"]
+    parts = tables.held_out(run)
     if before is None and after is None:
         yield "no held-out accuracy: there are no report tasks (run.report names their split)"
     else:
         how = figures.sampling(run.config, "val_temperature")
         table = _ends(", ".join(filter(None, [amount(accuracy["n"], "held-out task"), how])))
         table.add_column()
-        gain = Evidence.of_ends(run).gain_text
+        measured = Evidence.of_ends(run)
         table.add_row(
-            "accuracy", *(NOTHING if share is None else f"{percent(share)}%" for share in (before, after)), gain
+            "accuracy",
+            *(NOTHING if share is None else f"{percent(share)}%" for share in (before, after)),
+            measured.gain_text,
         )
         table.add_row("95% interval", interval(accuracy["before_ci95"]), interval(accuracy["after_ci95"]))
         if any(value is not None for value in reward.values()):
             table.add_row("mean reward", plain(reward["before"], 3), plain(reward["after"], 3))
+        for name, cells in tables.reward_parts(parts):
+            table.add_row(Text(f"  {one_line(cut(name, LONGEST_ID))}"), *cells)
         yield table
+        if measured.where.startswith("held-out") and measured.classes:
+            n = len(measured.classes)
+            table = _ends(f"the {SHOWN} of {n} classes that changed most" if n > SHOWN else "by class")
+            table.add_column()
+            for name, *cells in by_class(measured, SHOWN):
+                table.add_row(Text(one_line(cut(name, LONGEST_ID))), *cells)
+            yield table
     for name in second_rewards(run):
         pair = figures.change(run, SECOND, name, "mean"), figures.change(run, "reward")
         ends = [f"{figure(each['first'])} → {figure(each['last'])}" for each in pair if each]
@@ -188,7 +201,7 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
     for text in tests:
         if text not in first:  # what is said below is not said here
             yield f"{text[0].upper()}{text[1:]}."
-    known = remarks(evidence, tables.held_out(run))
+    known = remarks(evidence, parts)
     if any(text in first for text in tests):
         others = [*others, *known]
     else:

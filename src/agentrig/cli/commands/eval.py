@@ -155,7 +155,8 @@ class _Predictions:
 
 
 def _show(found: Evaluation) -> None:
-    from agentrig.view.tables import slice_name
+    from agentrig.figures import figure
+    from agentrig.view.tables import PARTS, slice_name
 
     for name, parts in found.slices.items():
         click.echo(one_line(slice_name(name)))
@@ -168,5 +169,10 @@ def _show(found: Evaluation) -> None:
     if found.accuracy is not None and found.ci95 is not None:
         click.echo(f"accuracy {found.accuracy:.1%}  (95%: {found.ci95[0]:.1%} to {found.ci95[1]:.1%}, n = {found.n})")
         click.echo(f"mean reward {found.reward:.4g}")
+    if found.components:
+        means = [f"{one_line(name)} {figure(value)}" for name, value in found.components.items()]
+        click.echo(f"parts of the reward: {', '.join(means[:PARTS])}")
+    if found.calls:
+        click.echo(f"calls scored below 1: {found.calls['wrong']} of {found.calls['scored']}")
     failures = ", ".join(f"{count} x {kind}" for kind, count in found.failures.items())
     click.echo(f"failures: {failures or 'none'}; {found.wall_s:.1f} s, {found.rollouts_per_s:.1f} rollouts/s")

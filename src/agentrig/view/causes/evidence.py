@@ -287,6 +287,12 @@ def measured_of(file: RolloutFile) -> Measured:
     }
 
 
+def task_slices(file: RolloutFile) -> dict[str, dict[str, str]]:
+    """Return the slices of each task of a file of rollouts."""
+    rows = rollout_rows([file], ("task_id", SLICES), decode=False, optional=(SLICES,))
+    return {str(row["task_id"]): _slices_of(row) for row in rows}
+
+
 def heard_of(file: RolloutFile) -> dict[str, tuple[str, float | None]]:
     """Return, of each scored rollout of a file, what the model replied in it and the agent's own reward, by id."""
     rows = rollout_rows([file], ("id", "status", "replies", "own_reward"), decode=False)
@@ -416,11 +422,21 @@ class Evidence:
     @cached_property
     def classes_never_right(self) -> str:
         """Which classes of the training tasks were right in no rollout of any step, and what to do; '' if none was."""
-        counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for facts in self.steps if not self.demonstrated else ():
-            for of, (right, n) in facts.classes.items():
-                counts[of] = [counts[of][0] + right, counts[of][1] + n]
-        return never_right(counts)
+        return "" if self.demonstrated else never_right(tried_by_class(self.steps))
+
+    @cached_property
+    def classes(self) -> Mapping[tuple[str, str], tuple[Measured, Measured]]:
+        """Of each class of each slice of the measured tasks: its part of both measurements; a single class is none."""
+        if self.ends is None:
+            return {}
+        files, found = self.run.measured(), dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]]()
+        for i, (file, end) in enumerate(zip((files[0], files[-1]), self.ends, strict=True)):
+            slices = self.run.seen.of(file, task_slices)
+            for task, measured in end.items():
+                for of in slices.get(task, {}).items():
+                    found.setdefault(of, ({}, {}))[i][task] = measured
+        several = Counter(name for name, _ in found)
+        return {of: ends for of, ends in found.items() if several[of[0]] > 1}
 
     @property
     def none_right(self) -> bool:
@@ -573,6 +589,16 @@ def unpaired(first: Measured, last: Measured) -> int:
 def both_ends(n: float, others: float) -> str:
     """Return on how many tasks a gain is, where `others` were measured at one end only; else ''."""
     return f", of {amount(round(n), 'task')} measured at both ends" if others else ""
+
+
+def tried_by_class(steps: Iterable[StepFacts]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return, of each class of each slice of the tasks of steps: its right rollouts, and its scored ones."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for facts in steps:
+        for of, (right, n) in facts.classes.items():
+            rights, every = found.get(of, (0, 0))
+            found[of] = rights + right, every + n
+    return found
 
 
 def total(steps: Iterable[StepFacts], key: str) -> int:

@@ -17,6 +17,7 @@ from agentrig.figures import (
     least_gain,
     no_room,
     number,
+    p_text,
     paired_interval,
     percent,
     points,
@@ -28,11 +29,11 @@ from agentrig.run.damage import CURES, read_object
 from agentrig.run.directory import check_links
 from agentrig.run.past import RESTORE, contradictions
 from agentrig.run.resume import check_record
-from agentrig.run.verdict import SOLVED
+from agentrig.run.verdict import NAMED, SOLVED
 from agentrig.text import amount
 from agentrig.traces import items
 from agentrig.view import figures, tables
-from agentrig.view.causes.evidence import Evidence, changed, measured_of, total
+from agentrig.view.causes.evidence import Evidence, Measured, changed, measured_of, total, tried_by_class
 from agentrig.view.causes.finding import STOPPED, Finding, audited_at, problem
 from agentrig.view.causes.groups import (
     ZERO_VARIANCE_LIMIT,
@@ -81,6 +82,9 @@ FEW_UNLIKE = 4
 
 FEW_TASKS = 10
 """Of a class of held-out tasks with fewer, nothing is said."""
+
+Moved = Mapping[tuple[str, str], float]
+"""Classes of tasks, each a slice and its class, and how likely their change is by chance."""
 
 EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "other-sampling": ("zero-variance-groups", "no-exploration", "tasks-too-hard"),
@@ -254,12 +258,14 @@ def _written(name: str, counts: Mapping[str, Any]) -> Finding:
 def memorised(evidence: Evidence) -> Iterator[Finding]:
     """A model that is right on the tasks of training and hardly ever on others: more steps would not help it."""
     late = evidence.steps[-quarter(evidence.steps) :]
-    right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
+    right, scored = total(late, "right"), total(late, "scored")
     if evidence.ends is None or not scored or more_right(evidence):
         return
-    n, known = len(evidence.ends[1]), sum(correct for _, correct, *_ in evidence.ends[1].values())
+    known, n = _right_of(evidence.ends[1])
     surely_less = at_most(known, n) < at_least(right, scored)
     if at_least(right, scored) < REPEATS or not surely_less or known / n >= ELSEWHERE * right / scored:
+        return
+    if other_mix(evidence):
         return
     before = {task for facts in evidence.steps[: -len(late)] for task in facts.tried}
     fresh = [task not in before for facts in late for task in facts.tried]
@@ -528,17 +534,135 @@ def no_more(evidence: Evidence) -> str:
 
 def more_tasks(evidence: Evidence) -> str:
     """Return the advice to train on more tasks where training tasks are surely right more often than others, or ''."""
-    late = evidence.steps[-quarter(evidence.steps) :]
-    right, scored = (sum(getattr(facts, key) for facts in late) for key in ("right", "scored"))
-    if evidence.ends is None or not scored or evidence.demonstrated:
+    late, (right, scored), (known, n) = _late_and_measured(evidence)
+    if not _is_above(right, scored, known, n) or other_mix(evidence):
         return ""
-    n, known = len(evidence.ends[1]), sum(correct for _, correct, *_ in evidence.ends[1].values())
     split = evidence.where.partition(" split")[0]
-    if at_least(right, scored) <= at_most(known, n) or right / scored - known / n <= APART:
-        return ""
     return (
-        f"{percent(right / scored)}% of the training rollouts of the last {so_many(len(late))} are right, and "
+        f"{percent(right / scored)}% of the training rollouts of the last {so_many(late)} are right, and "
         f"{percent(known / n)}% of the {split} tasks: train on more tasks ({_tasks_key(evidence)})."
+    )
+
+
+def _late_and_measured(evidence: Evidence) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """Return how many steps are the last, their right and scored rollouts, and the right and all tasks at the end.
+
+    All are 0 where these cannot be compared.
+    """
+    late = evidence.steps[-quarter(evidence.steps) :]
+    right, scored = total(late, "right"), total(late, "scored")
+    if evidence.ends is None or not evidence.ends[1] or not scored or evidence.demonstrated:
+        return 0, (0, 0), (0, 0)
+    return len(late), (right, scored), _right_of(evidence.ends[1])
+
+
+def _right_of(measured: Measured) -> tuple[int, int]:
+    return sum(correct for _, correct, *_ in measured.values()), len(measured)
+
+
+def _is_above(right: float, scored: float, known: int, n: int) -> bool:
+    """Whether the share of right training rollouts is surely and much above that of right tasks of a measurement."""
+    sure = bool(scored) and at_least(right, scored) > at_most(known, n)
+    return sure and right / scored - known / n > APART
+
+
+def other_mix(evidence: Evidence) -> str:
+    """Say of a slice that its mix of classes is why training rollouts are right more often than measured tasks; or ''.
+
+    The shares of the training rollouts of each class are weighted as the classes of the measured tasks are (direct
+    standardization); their interval is that of Kish's effective number of rollouts.
+    """
+    late, (right, scored), whole = _late_and_measured(evidence)
+    if not _is_above(right, scored, *whole):
+        return ""
+    tried = tried_by_class(evidence.steps[-late:])
+    split = evidence.where.partition(" split")[0]
+    for name in dict.fromkeys(name for name, _ in evidence.classes):
+        pairs = [
+            (tried[of], _right_of(ends[1])) for of, ends in evidence.classes.items() if of[0] == name and of in tried
+        ]
+        known, n = (sum(measured[i] for _, measured in pairs) for i in (0, 1))
+        if 2 * n < whole[1]:
+            continue  # most of these tasks have classes that training does not have
+        share = sum(of / n * hits / every for (hits, every), (_, of) in pairs)
+        effective = 1 / sum((of / n) ** 2 / every for (_, every), (_, of) in pairs)
+        if not _is_above(share * effective, effective, known, n):
+            return (
+                f"{percent(right / scored)}% of the training rollouts of the last {so_many(late)} are right, and "
+                f"{percent(whole[0] / whole[1])}% of the {split} tasks, because the mix of classes differs: in the mix "
+                f"by {name} of the {split} tasks it would be {percent(share)}% of the training rollouts"
+            )
+    return ""
+
+
+def classes(evidence: Evidence) -> Iterator[Finding]:
+    """Classes of tasks that became right significantly more or less often, and a mix of classes that differs."""
+    rises, falls = moved_classes(evidence)
+    if said := _moved(evidence, falls, rises):
+        every = not falls and len(rises) == len(_large(evidence))
+        yield Finding("ok" if every else "warn", said)
+    if said := other_mix(evidence):
+        yield Finding("warn", said)
+
+
+def moved_classes(evidence: Evidence) -> tuple[Moved, Moved]:
+    """Return which classes of the tasks measured at both ends rose significantly, and which fell, and the p of each.
+
+    It is that of the sign test, multiplied by the number of classes that were looked at (Bonferroni).
+    """
+    rises, falls = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
+    looked = {} if evidence.rescored else _large(evidence)
+    for of, (better, worse, _, _) in looked.items():
+        p = min(1.0, sign_test(better, worse) * len(looked))
+        if p <= SIGNIFICANT:
+            (rises if better > worse else falls)[of] = p
+    return rises, falls
+
+
+def by_class(evidence: Evidence, most: int) -> list[tuple[str, ...]]:
+    """Return rows of classes: name, accuracy before and after, and of how many tasks; those that changed most first."""
+    moved = {of: p for found in moved_classes(evidence) for of, p in found.items()}
+    rows = []
+    for of, ends in evidence.classes.items():
+        pairs = [_right_of(end) for end in ends]
+        shares = [right / n if n else None for right, n in pairs]
+        tasks = dict.fromkeys(str(n) for _, n in pairs)
+        change = abs((shares[1] or 0.0) - (shares[0] or 0.0)) * min(n for _, n in pairs)
+        text = f"{' → '.join(tasks)} tasks{f', {p_text(moved[of])}' if of in moved else ''}"
+        rows.append((change, (" = ".join(of), *(f"{percent(share)}%" for share in shares), text)))
+    return [row for _, row in sorted(rows, key=lambda row: -row[0])[:most]]
+
+
+def _large(evidence: Evidence) -> dict[tuple[str, str], tuple[int, int, int, int]]:
+    """Return what `changed` says of each class with enough tasks."""
+    every = {of: changed(*ends) for of, ends in evidence.classes.items()}
+    return {of: found for of, found in every.items() if found[3] >= FEW_TASKS}
+
+
+def _moved(evidence: Evidence, falls: Moved, rises: Moved) -> str:
+    """Name classes that fell or rose, the surest first."""
+    said = []
+    for verb, found in (("fell", falls), ("rose", rises)):
+        named = []
+        for of in sorted(found, key=lambda of: found[of])[:NAMED]:
+            before, after = evidence.classes[of]
+            both = [(before[task][1], after[task][1]) for task in before.keys() & after.keys()]
+            ends = " → ".join(percent(sum(end) / len(both)) for end in zip(*both, strict=True))
+            named.append(f"{' = '.join(of)} ({ends}% of {amount(len(both), 'task')}, {p_text(found[of])})")
+        more = [f"{len(found) - NAMED} more"] if len(found) > NAMED else []
+        said += [f"{verb} significantly in {', '.join([*named, *more])}"] if named else []
+    return f"{evidence.where.partition(' split')[0]} accuracy {' and '.join(said)}" if said else ""
+
+
+def fallen(evidence: Evidence) -> str:
+    """Return what to do where classes of tasks fell, with their figures, in a run that is no worse otherwise; or ''."""
+    rises, falls = moved_classes(evidence)
+    if not falls:
+        return ""
+    slower = ", or with a lower learning rate (algorithm.lr)" if _has_rate(evidence) else ""
+    return (
+        f"Mind that {_moved(evidence, falls, rises)}. Before more steps, train on more tasks of the classes that fell "
+        f"({_tasks_key(evidence)}){slower}; see what their answers became: agentrig watch {_path(evidence)}"
     )
 
 

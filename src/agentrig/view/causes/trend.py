@@ -22,12 +22,12 @@ POINTS = 100
 """Most points of a test for a trend: longer series become means of neighbors."""
 
 
-def at_least(count: int, of: int) -> float:
+def at_least(count: float, of: float) -> float:
     """Return the lower end of a share's 95% interval."""
     return wilson(count, of)[0] if of else 0.0
 
 
-def at_most(count: int, of: int) -> float:
+def at_most(count: float, of: float) -> float:
     """Return the upper end of a share's 95% interval."""
     return wilson(count, of)[1] if of else 1.0
 
