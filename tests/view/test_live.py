@@ -155,11 +155,14 @@ def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
     assert "eta" in lines[8]
     assert "eta" not in lines[9]
     before, after = (f"{100 * summary['accuracy'][end]:.1f}%" for end in ("before", "after"))
-    accuracy, interval, tested = lines[11:14]
+    accuracy, interval, calls = lines[11:14]
     assert lines[10].split() == ["40", "held-out", "tasks", "before", "after"]
     assert accuracy.split()[:3] == ["accuracy", before, after]
     assert interval.startswith("95% interval")
-    assert "sign test p" in tested
+    assert calls.startswith("  calls scored below 1")
+    assert lines[14].split() == ["by", "class", "before", "after"]
+    assert [line.split()[:2] for line in lines[15:17]] == [["half", "="]] * 2
+    assert "sign test p" in lines[17]
     assert f"report  {directory / 'report.html'}" in lines
     assert max(map(len, lines)) > 110  # a command is one line, so that it can be copied
 
