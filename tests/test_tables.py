@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -125,6 +126,17 @@ def test_files_are_splits_and_a_run_takes_them(rows: Path, tmp_path: Path) -> No
     assert {role: len(tasks) for role, (_, tasks) in splits.items()} == {
         "train": 30, "validation": 1, "report": 1,
     }  # fmt: skip
+
+
+def test_an_empty_text_beside_another_right_answer_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    rows = [{"question": f"q{i}", "answer": f"a{i}", "order": "" if i else "7"} for i in range(9)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = loaded(table, TableConfig(file=str(file), private=["answer", "order"]))
+    assert sum(task.private["order"] == "" for split in tasks for task in split) == 8
+    file.write_text(file.read_text().replace('"a3"', '""'))
+    with pytest.raises(ConfigError, match="line 4, column answer is empty, and the reward needs it"):
+        loaded(table, TableConfig(file=str(file), private=["answer", "order"]))
 
 
 def loaded(make: Callable[..., Table], *given: Any, **more: Any) -> list[Sequence[Task]]:

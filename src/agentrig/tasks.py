@@ -455,8 +455,9 @@ class Table:
                     f"{header}: there is no column {name}, which tasks.{key} names.{hint} "
                     f"Its columns are {', '.join(columns_of)}"
                 )
+        filled = any(not _empty(row[name]) for name in columns.private)  # beside it "" can be a right answer
         for name in columns.private:
-            if _empty(row[name]):
+            if _empty(row[name]) and not (filled and row[name] == "" and ".csv, " not in place):
                 raise ConfigError(
                     f"{place}, column {name} is {_emptiness(row[name])}, and the reward needs it. Fill it in, or "
                     "remove the row"

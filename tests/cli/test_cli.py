@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from click.testing import CliRunner, Result
 from model_server import ModelServer
 
 from agentrig.cli.commands.dev import answering
+from agentrig.cli.commands.eval import Predictions
 from agentrig.cli.entry import main
 from agentrig.cli.options import names_model
 from agentrig.cli.progress import Progress
@@ -32,7 +34,7 @@ from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.rows import read_rows
 from agentrig.tasks import input_key
-from agentrig.testing.run_directory import write_run
+from agentrig.testing.run_directory import rollout_of, write_run
 
 HEAVY = (
     "torch", "agentlightning", "transformers", "langchain", "langchain_core", "langgraph", "verl", "vllm", "ray",
@@ -559,6 +561,28 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
         assert ("run.report_tasks limits it" in found.stderr) == (n == 3)
     assert (body["temperature"], body["model"]) == (0.0, "toy-model")
     assert "return_token_ids" not in body  # nothing is learned, and not every server knows it
+
+
+def test_a_file_of_predictions_is_replaced_by_a_whole_one_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, rollout = tmp_path / "p.jsonl", rollout_of(0, right=True, mode="report", step=0)
+
+    def measured(n: int, error: type[BaseException] | None) -> None:
+        with suppress(KeyboardInterrupt), Predictions(file) as predictions:
+            for _ in range(n):
+                predictions.write(rollout)
+            if error is not None:
+                raise error
+
+    for n in (0, 1):  # Ctrl-C before the first rollout, and after it
+        file.write_text("earlier\n")
+        measured(n, KeyboardInterrupt)
+        assert file.read_text() == "earlier\n"
+        assert len(list(tmp_path.iterdir())) == 1 + n
+    assert f"the predictions of this measurement are in {tmp_path}/.p.jsonl.part" in capsys.readouterr().err
+    measured(2, None)
+    assert (len(file.read_text().splitlines()), list(tmp_path.iterdir())) == (2, [file])
 
 
 def test_eval_says_which_of_its_tasks_the_model_was_warmed_up_on(tmp_path: Path) -> None:

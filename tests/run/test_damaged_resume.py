@@ -471,6 +471,12 @@ def test_an_export_says_that_no_record_states_its_weights(run: Path, tmp_path: P
         f"it is unknown whether {run / CHECKPOINT} has the weights that the run made: metrics.jsonl has no" in warning
     )
 
+    text = "".join(lines)  # of another run: it states other digests
+    (run / "metrics.jsonl").write_text(re.sub(r"\b[0-9a-f]{64}\b", lambda found: found[0][::-1], text))
+    done = CliRunner().invoke(main, ["export", str(run), str(tmp_path / "again")])
+    assert done.exit_code == 0, done.output
+    assert f"has the weights that the run made: {run}/metrics.jsonl is not this run's" in done.stderr
+
 
 class StopMeasuring:
     """Sends this process a signal at the first rollout of the measurement before training."""

@@ -280,6 +280,10 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(seeds: list[Path], tmp
     assert f" points (from {least} to {greatest} in 3 runs)\n" in found.table().rows[0][2], "a range, no interval"
     assert alone["p"] == found.rows[3]["against_start"]["p"]
     assert "seeds 0, 1, 2" in found.table().rows[0][0]
+    manifest = json.loads((seeds[0] / "manifest.json").read_text())  # config.toml has the seed that the run has
+    copied = shutil.copytree(seeds[0], tmp_path / "copied")
+    (copied / "manifest.json").write_text(json.dumps({**manifest, "seed": 7}))
+    assert compare([seeds[0], copied]).lines[0]["seeds"] == [0, 0]
     shares = zip(("before", "after", "gain"), (0.0806, 0.3824, 0.3018), strict=True)
     moved = {key: {"mean": of, "least": of, "greatest": of, "unknown": 0} for key, of in shares}
     moved["wall_s"] = {"mean": 60.0, "least": 59.7, "greatest": 60.4, "unknown": 0}

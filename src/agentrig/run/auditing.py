@@ -27,7 +27,7 @@ from agentrig.figures import unaudited_s
 from agentrig.plan import RESUME, Plan, resolve, script_of, to_toml
 from agentrig.processes.put_back import put_back, torch_put_back
 from agentrig.rewards import Score
-from agentrig.run.damage import reading, writing
+from agentrig.run.damage import read_object, reading, writing
 from agentrig.run.files import write_whole
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import ROLES, Task
@@ -237,8 +237,11 @@ def checkpoint_fault(checkpoint: Path) -> str:
     if not (ours and step.isdecimal()):
         return ""
     from agentrig.audit import auditor, update
+    from agentrig.run.past import foreign_metrics
 
     looking = auditor.Auditor(run, Sources(splits={}, score=None, digest=fingerprint))
+    if foreign := foreign_metrics(run, [*looking.record.lines.values()], read_object(run / "progress.json")):
+        raise CannotLook(f"{run}/{foreign}")
     found = looking.audit(int(step), links={"weights": update.saved})
     if not (found.faults or looking.record.digests(int(step)).get("weights")):
         raise CannotLook(f"metrics.jsonl has no digest of the weights of step {int(step)}")

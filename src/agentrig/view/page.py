@@ -18,6 +18,7 @@ from agentrig.view.html import templates
 from agentrig.view.plots import Plot, colors_of, plots_of, second_rewards
 from agentrig.view.prices import Prices
 from agentrig.view.reading import RunData, dig, mapping, warnings_of
+from agentrig.view.related import seed_of
 from agentrig.view.samples import before_after, reward_disagreements, shown
 
 PLOTS = ("accuracy", "reward", "time", "response tokens")
@@ -177,7 +178,7 @@ def _about(run: RunData) -> list[tuple[str, str]]:
         f"{str(d.get('fingerprint') or '')[:12]}"
         for role, d in ((role, mapping(found)) for role, found in data.items())
     ]
-    seed = manifest.get("seed", run.setting("run", "seed"))
+    seed = seed_of(run)
     chosen = server.get("chosen")  # by `auto`
     about = {
         "components": ", ".join(f"{kind} {mapping(found).get('name')}" for kind, found in components.items()),

@@ -158,7 +158,8 @@ def files_apart(run: RunData, other: RunData) -> list[str]:
 
 def seed_of(run: RunData) -> Any:
     """Return a run's seed; None if nothing says it."""
-    return run.manifest.get("seed", run.setting("run", "seed"))
+    seed = run.setting("run", "seed")
+    return run.manifest.get("seed") if seed is None else seed
 
 
 def settings_numbers(runs: Sequence[RunData]) -> list[int]:

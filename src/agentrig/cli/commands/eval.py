@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +80,8 @@ def eval_(
     start: object = checkpoint or ("" if _is_elsewhere(serving) else getattr(plan.configs["algorithm"], "model", ""))
     if start and (said := held_out_labels(labels_among(tasks, start), len(tasks), of="task")):
         click.echo(said, err=True)
-    predictions = _Predictions(save)
-    with closing(predictions), progress(len(tasks)) as shown:
+    predictions = Predictions(save)
+    with predictions, progress(len(tasks)) as shown:
         found = evaluate(
             plan,
             tasks=tasks,
@@ -102,8 +102,9 @@ def eval_(
         raise AgentrigError(f"no rollout has a reward: all {len(tasks)} failed, so nothing was measured")
     if predictions.error is not None:
         raise AgentrigError(
-            f"--save {save} cannot be written: {predictions.error.strerror}. It has {predictions.written} of "
-            f"{len(tasks)} predictions; the figures above are of all"
+            f"--save {save} cannot be written: {predictions.error.strerror}. "
+            f"{'It' if predictions.kept == save else predictions.kept} has {predictions.written} of {len(tasks)} "
+            "predictions; the figures above are of all"
         )
 
 
@@ -120,14 +121,23 @@ def _model(server: Any) -> str:
     return f"{server.model} at {server.base_url}" if _is_elsewhere(server) else "the starting model"
 
 
-class _Predictions:
-    """The file of `--save`. An error of writing ends the writing, and not the measurement."""
+class Predictions:
+    """The file of `--save`. An error of writing ends the writing, and not the measurement.
+
+    A file that is there already is replaced once the measurement has ended: until then predictions go beside it.
+
+    Attributes:
+        written: How many predictions were written.
+        kept: The file that has them, once all is closed.
+        error: Why no more are written.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self.written, self._path = 0, path
+        self.written, self.kept = 0, path
         self.error: OSError | None = None
+        self._beside = path.with_name(f".{path.name}.part") if path and path.is_file() else path
         try:
-            self._file = path.open("w", encoding="utf-8") if path else None
+            self._file = self._beside.open("w", encoding="utf-8") if self._beside else None
         except OSError as error:
             raise AgentrigError(f"--save {path} cannot be written: {error.strerror}; nothing was measured") from None
 
@@ -144,14 +154,26 @@ class _Predictions:
         except OSError as error:
             self.error = error
 
-    def close(self) -> None:
-        """Close the file; without a prediction there is none."""
-        if self._file is None:
+    def __enter__(self) -> Predictions:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close the file; without a prediction there is none. An earlier one is replaced by a whole one only."""
+        if self._file is None or self.kept is None or self._beside is None:
             return
         with suppress(OSError):  # what was not flushed
             self._file.close()
-        if not self.written and self._path is not None and self._path.is_file():
-            self._path.unlink()
+        if not self.written:
+            if self._beside.is_file():
+                self._beside.unlink()
+        elif self._beside != self.kept:
+            if kind is None and self.error is None:
+                self._beside.replace(self.kept)
+            else:
+                click.echo(
+                    f"{self.kept} is as it was; the predictions of this measurement are in {self._beside}", err=True
+                )
+                self.kept = self._beside
 
 
 def _show(found: Evaluation) -> None:
