@@ -6,9 +6,10 @@ Needs one CUDA GPU that nothing else uses, agentrig with its plugins, and vLLM; 
 it. Models are small and have random weights. A process of this script (`Holder`) holds memory where a case has less of
 the card, or takes it while a run goes on.
 
-Prints a table: the case, exit status, seconds, ok or not, and the last message, or the memory plan. A case is ok when
-it ended as `Case.expects` says: all its steps are there (`end`), or one message of agentrig says why not (`message`):
-exit status 1, one paragraph, no traceback. After both, no process of the run may be left. Exit status 0: all are ok.
+Prints a table: the case, what issue 38 saw of it at `4e4bdf6`, exit status, seconds, ok or not, and the last message,
+or the memory plan. A case is ok when it ended as `Case.expects` says: all its steps are there (`end`), or one message
+of agentrig says why not (`message`): exit status 1, one paragraph, no traceback. After both, no process of the run may
+be left. Exit status 0: all are ok.
 
 `--hardware cpu` runs the cases that need no GPU, to test this script.
 """
@@ -50,7 +51,7 @@ EMPTY = "7b"
 LEAVES = 10.0
 """Seconds that processes of a run may take to end after it."""
 
-SMALL = "8x4x200+32"
+SMALL, SHORT = "8x4x200+32", "32x4x816+128"
 TOO_MUCH = 0.3
 """GiB that are left of a card when another process takes all that it can."""
 
@@ -64,6 +65,7 @@ class Case:
     Attributes:
         name: For `--only`.
         about: What it is, for the table.
+        before: What it did at `4e4bdf6`, as issue 38 saw it, for the table; '' where that was not seen.
         expects: How it must end; `either` where it depends on the moment.
         shape: The model's, one of `verl_step.SHAPES`.
         rows: Tasks x n x prompt + response tokens of a step.
@@ -88,6 +90,7 @@ class Case:
     keys: Sequence[str] = ()
     server: str = "embedded"
     steps: int = 2
+    before: str = ""
     says: str = ""
     leave: float = 0.0
     take: float = 0.0
@@ -115,29 +118,34 @@ CASES = (
             says="gradient_checkpointing|tokens_per_batch = "),
     refused("no-such-slice", "a MIG slice that is not there", says="cuda", environ=NO_SLICE),
     refused("no-pass", "a pass of -3 tokens", "algorithm.tokens_per_batch=-3", says="tokens_per_batch", cpu=True),
-    Case(name="rows-4x16", about="4x16, 8000 + 512, in 32 GiB", expects="end", shape="0.5b", rows="4x16x8000+512",
-         keys=("hardware.memory_gib=32",), server="vllm", beside="first", limit_s=180),
-    Case(name="sleep-16x8", about="16x8, 4000 + 200, with server_sleep, in 32 GiB", expects="end", shape="0.5b",
-         rows="16x8x4000+200", keys=("algorithm.server_sleep=true", "hardware.memory_gib=32"), server="vllm", steps=3,
+    Case(name="rows-16x8", about="16x8, 4000 + 200, by default in 24 GiB", before="refused after the server's start",
+         expects="end", shape="0.5b", rows="16x8x4000+200", keys=("hardware.memory_gib=24",), server="vllm",
          beside="first", limit_s=180),
+    Case(name="rows-4x16", about="4x16, 8000 + 512, by default in 24 GiB", before="refused after the server's start",
+         expects="end", shape="0.5b", rows="4x16x8000+512", keys=("hardware.memory_gib=24",), server="vllm",
+         beside="first", limit_s=180),
+    Case(name="sleep-4x16", about="4x16 with server_sleep and tokens_per_batch=49152, in 24 GiB",
+         before="out of memory at the first wake", expects="end", shape="0.5b", rows="4x16x8000+512",
+         keys=("algorithm.server_sleep=true", "algorithm.tokens_per_batch=49152", "hardware.memory_gib=24"),
+         server="vllm", steps=3, beside="first", limit_s=180),
     Case(name="two-at-once", about="two runs on one card at once, with a limit of 0: the whole card", expects="either",
          keys=("hardware.memory_gib=0",), runs=2, limit_s=90, cpu=True),
     Case(name="free-2", about="2 GiB free", expects="message", shape="0.5b", leave=2.0, says=r"free for"),
-    Case(name="share-by-hand", about="24 GiB free, the server's share set to 0.4", expects="message", shape="0.5b",
-         rows="32x4x816+128", keys=("server.gpu_memory_utilization=0.4",), server="vllm", leave=24.0,
-         says="gpu_memory_utilization"),
+    Case(name="share-0.1", about="24 GiB free, 32x4, 0.5B with the server's share set to 0.1",
+         before="refused: others' memory was taken for the server's", expects="end", shape="0.5b", rows=SHORT,
+         keys=("server.gpu_memory_utilization=0.1",), server="vllm", leave=24.0, beside="share", limit_s=120),
+    Case(name="share-0.4", about="the same with 0.4, which does not fit", expects="message", shape="0.5b", rows=SHORT,
+         keys=("server.gpu_memory_utilization=0.4",), server="vllm", leave=24.0, says="gpu_memory_utilization",
+         beside="share"),
+    Case(name="free-24", about="24 GiB free, 32x4, 0.5B by default", before="vLLM's traceback of 60 lines",
+         expects="end", shape="0.5b", rows=SHORT, server="vllm", leave=24.0, limit_s=120),
+    Case(name="adapters-24", about="24 GiB free, 32x4, 1.5B with adapters of rank 16", expects="end", shape="1.5b",
+         before="torch.OutOfMemoryError at the delivery", rows=SHORT, keys=("algorithm.lora_rank=16",), server="vllm",
+         leave=24.0, limit_s=150),
     Case(name="busy-90", about="others' server holds 90% of the card", expects="either", shape="0.5b", leave=-0.1,
          limit_s=100),
-    Case(name="take-40", about="another process takes 40 GiB during step 3", expects="either", steps=4,
-         rows="8x4x816+64", take=40.0, limit_s=80),
-    Case(name="take-sleep", about="another process takes all that is free while the server sleeps and wakes",
+    Case(name="take-all", about="another process takes 40 GiB and more, all that is free, in step 3; the server sleeps",
          expects="either", steps=4, keys=("algorithm.server_sleep=true",), take=1000.0, limit_s=80),
-    Case(name="adapters-24", about="24 of 52 GiB by a limit, 32x4, 1.5B with adapters of rank 16", expects="end",
-         shape="1.5b", rows="32x4x816+128", keys=("algorithm.lora_rank=16", "hardware.memory_gib=24"), leave=52.0,
-         beside="24", limit_s=150),
-    Case(name="free-24", about="24 of 52 GiB by a limit, 32x4, 0.5B by default, beside the one before", expects="end",
-         shape="0.5b", rows="32x4x816+128", keys=("hardware.memory_gib=24",), server="vllm", leave=52.0, beside="24",
-         limit_s=150),
 )  # fmt: skip
 
 
@@ -236,18 +244,19 @@ class Bench:
 
     def result(self, case: Case, holder: Holder | None) -> dict[str, Any]:
         """Run a case, and return what the table shows of it."""
+        named = {"name": case.name, "about": case.about, "before": case.before}
         begun, limit = time.monotonic(), min(case.limit_s, self.until - time.monotonic())
         if limit < case.limit_s / 3:
-            return {"name": case.name, "about": case.about, "ok": False, "why": "not run: no time is left", "runs": []}
+            return {**named, "ok": False, "why": "not run: no time is left", "runs": []}
         try:
             ended, holds = self.ended(case, limit, holder)
         except HolderFailed as error:
-            return {"name": case.name, "about": case.about, "ok": False, "why": str(error), "runs": []}
+            return {**named, "ok": False, "why": str(error), "runs": []}
         why = next(filter(None, (fault(case, each) for each in ended)), "")
         if not why and case.runs > 1 and all(each.status for each in ended):
             why = "no run ended well"
         return {
-            "name": case.name, "about": case.about, "expects": case.expects, "ok": not why, "why": why,
+            **named, "expects": case.expects, "ok": not why, "why": why,
             "seconds": round(time.monotonic() - begun, 1), "held": holds,
             "runs": [
                 {"status": each.status, "steps": each.steps, "message": message_of(each.log),
@@ -473,12 +482,13 @@ def line_of(result: Mapping[str, Any]) -> str:
     verdict = "ok" if result["ok"] else f"NOT OK: {result['why']}"
     first = " ".join(said.split())
     short = first if len(first) <= 300 else first[:297] + "…"
-    return f"| {result['about']} | {status} | {result.get('seconds', 0):g} | {verdict} | {short.replace('|', '/')} |"
+    what = f"{result['about']} | {result['before']}"
+    return f"| {what} | {status} | {result.get('seconds', 0):g} | {verdict} | {short.replace('|', '/')} |"
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown."""
-    head = "| what | exit status | seconds | | last message |\n| --- | --- | --- | --- | --- |"
+    head = "| what | in issue 38 | exit status | seconds | | last message |" + "\n" + "| --- " * 6 + "|"
     good = sum(bool(result["ok"]) for result in results)
     return "\n".join([head, *map(line_of, results), f"\n{good} of {len(results)} cases are ok"])
 

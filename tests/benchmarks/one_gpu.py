@@ -6,9 +6,11 @@
 The run has the default settings, its checkpoints among them (`algorithm.save_every = "auto"`). Compare the mean step
 with that of `--without-checkpoints`, which saves once at the end. Prints the parts of each step, their medians over all
 steps after the first two, what the checkpoints cost, and how long the first step took to end after the command, with
-the parts of the start that the server's log names. On CUDA also the most memory of the card that was in use, by
-`nvidia-smi`: nothing else may use it meanwhile, and the script fails if that is more than `hardware.memory_gib`. With
-`--server vllm`, run it twice: the first run writes vLLM's caches.
+the parts of the start that the server's log names. On CUDA also the memory of the card that was in use, by
+`nvidia-smi`: at the end of each step and at most during it, and at most during the run. Nothing else may use the card
+meanwhile, and the script fails if it is more than `hardware.memory_gib`. `peak_first_gib` is the most during steps 2
+to 6 (step 1 has the server's start), `peak_last_gib` that of the last five steps, from step 2 on: a run of 12 steps or
+more whose memory grows has more in the second. With `--server vllm`, run it twice: the first run writes vLLM's caches.
 With adapters whose frozen weights are on the card once (`algorithm.lora_rank=16 algorithm.lora_base=server`; by itself
 where both copies don't fit, as with `--shape 7b hardware.memory_gib=24`) `plan` says "which the learner reads". Then
 `proofs` must have `arrived` = `proofs`, `difference` < `bound`, and `tensors` of both the weights and the adapters.
@@ -30,6 +32,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -86,7 +89,8 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         words.append("algorithm.save_every=1000")
     log = folder / "log.txt"
     begun = time.perf_counter()
-    first, seen = None, 0
+    first = None
+    ends: list[int] = []  # how often the card's memory had been read when each step ended
     marks: dict[str, float] = {}
     server_log = folder / "run" / "server.log"
     with peak_of_the_card(options.hardware) as peak, running(words, log) as run:
@@ -96,10 +100,10 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
             if "server answers" not in marks and server_log.is_file() and STARTED.search(read(server_log)):
                 marks["server answers"] = time.perf_counter() - begun
             lines = lines_of(folder / "run")
-            for line in lines[seen:]:
+            for line in lines[len(ends) :]:
                 first = first or time.perf_counter() - begun
-                say(line, time.perf_counter() - begun)
-            seen = len(lines)
+                ends.append(len(peak))
+                say(line, time.perf_counter() - begun, peak[ends[-2] if len(ends) > 1 else 0 : ends[-1]])
             if time.perf_counter() - begun > options.timeout:
                 run.kill()
             time.sleep(0.1)
@@ -129,6 +133,7 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "prompt_tokens": lines[-1]["prompt_tokens"],
         "response_tokens": lines[-1]["response_tokens"],
         "peak_gib": max(peak) / 1024 if peak else None,
+        **first_and_last(peak, ends),
         "plan": re.findall(r"memory: .*", read(log)),
         "proofs": summary.get("delivery"),
         "wall_s": wall,
@@ -202,6 +207,19 @@ def peak_of_the_card(hardware: str) -> Iterator[list[int]]:
             print(f"most of the card in use: {max(used, default=0) / 1024:.2f} GiB", file=sys.stderr, flush=True)
 
 
+def first_and_last(used: list[int], ends: list[int]) -> dict[str, float | None]:
+    """Return the most memory of the card, GiB, during steps 2 to 6, and during the last five from step 2 on.
+
+    Args:
+        used: What was in use at each reading, MiB.
+        ends: How many readings there were when each step ended.
+    """
+    pairs = list(pairwise(ends))
+    sides = {"peak_first_gib": pairs[:5], "peak_last_gib": pairs[-5:]}
+    most = {name: max(used[side[0][0] : side[-1][1]], default=0) if side else 0 for name, side in sides.items()}
+    return {name: size / 1024 or None for name, size in most.items()}
+
+
 def checkpoints_of(lines: list[dict[str, Any]], summary: dict[str, object]) -> dict[str, object]:
     """Return what the checkpoints cost.
 
@@ -227,12 +245,13 @@ def lines_of(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n") if line.endswith("}")]
 
 
-def say(line: dict[str, object], at: float) -> None:
-    """Print a step's parts."""
+def say(line: dict[str, object], at: float, used: list[int]) -> None:
+    """Print a step's parts, and what was in use of the card at its end and at most."""
     times = line["time_s"]
     assert isinstance(times, dict)
     parts = " ".join(f"{part} {times[part]:.2f}" for part in PARTS if part in times)
-    print(f"step {line['step']} at {at:.1f} s: {line['step_s']:.2f} s, {parts}", flush=True)
+    card = f", card {used[-1] / 1024:.2f} GiB, at most {max(used) / 1024:.2f}" if used else ""
+    print(f"step {line['step']} at {at:.1f} s: {line['step_s']:.2f} s, {parts}{card}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import attrs
 import model_table
 import pytest
+from agentrig_grpo.fitting import Choice
 
 RECORD = (Path(__file__).parents[1] / "benchmarks" / "one_gpu.md").read_text("utf-8")
 
@@ -30,5 +33,18 @@ def test_a_larger_card_never_fits_less() -> None:
 
 
 def test_every_letter_is_explained() -> None:
+    page, everything = model_table.PAGE.read_text("utf-8"), Choice(tokens=1, recomputed=1, cache=0.5)
+    everything = attrs.evolve(everything, sleeps=True, on_host=True, lent=True)
+    letters = model_table.marks(everything, model_table.fitting_of("7", 0, "815+128", "80 GB"))
+    assert len(letters) == 6
+    assert [letter for letter in letters if f"\n- {letter}: " not in page] == []
+
+
+def test_the_reason_why_all_weights_of_7b_fit_no_card_is_that_of_the_plan() -> None:
     page = model_table.PAGE.read_text("utf-8")
-    assert [letter for letter in "tkshc" if f"\n- {letter}: " not in page] == []
+    refused = model_table.fitting_of("7", 0, "815+128", "80 GB")
+    assert refused.first() is None
+    numbers = re.findall(r"(?:about|and|weights|gradients|activations) (\d+\.\d) GiB", refused.refusal())
+    assert len(numbers) == 5
+    reason = page.partition("All weights of 7B ")[2].partition("\n\n")[0]
+    assert [number for number in numbers if number not in reason] == []

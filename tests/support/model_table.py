@@ -23,11 +23,15 @@ CARDS = {"24 GB": 23.5, "40 GB": 39.4, "48 GB": 47.4, "80 GB": 79.2}
 
 SIZES = ("0.5", "1.5", "3", "7")
 RANK = 16
-ROWS = {"815+128": (32, 4, 815, 128), "8000+512": (4, 16, 8000, 512)}
+RANKS = {"0.5": (0,), "7": (RANK,)}
+"""Shown for these sizes only; the page says why all weights of 7B fit no card."""
+
+ROWS = {"815+128": (32, 4, 815, 128), "4000+200": (16, 8, 4000, 200), "8000+512": (4, 16, 8000, 512)}
 """Tasks, rollouts of each, tokens of prompt and answer."""
 
 MEASURED = {("0.5", 0, "815+128", "24 GB"): "2.81 s", ("1.5", 0, "815+128", "24 GB"): "4.56 s",
             ("1.5", 0, "815+128", "80 GB"): "2.48 s", ("1.5", 0, "8000+512", "80 GB"): "5.61 s",
+            ("1.5", 0, "4000+200", "40 GB"): "6.34 s", ("1.5", 0, "4000+200", "80 GB"): "5.17 s",
             ("1.5", RANK, "815+128", "80 GB"): "2.19 s", ("3", 0, "815+128", "80 GB"): "4.8 s",
             ("3", RANK, "815+128", "24 GB"): "5.53 s", ("7", RANK, "815+128", "24 GB"): "10.9 s",
             ("7", RANK, "815+128", "40 GB"): "8.0 s", ("7", RANK, "8000+512", "80 GB"): "15.5 s"}  # fmt: skip
@@ -37,7 +41,7 @@ MEASURED = {("0.5", 0, "815+128", "24 GB"): "2.81 s", ("1.5", 0, "815+128", "24 
 def table() -> str:
     lines = ["| model | tokens | " + " | ".join(CARDS) + " |", "| --- " * (2 + len(CARDS)) + "|"]
     for size in SIZES:
-        for rank in (0, RANK) if size != SIZES[0] else (0,):
+        for rank in RANKS.get(size, (0, RANK)):
             for rows in ROWS:
                 cells = (cell(size, rank, rows, card) for card in CARDS)
                 lines.append(f"| {size}B{' adapters' if rank else ''} | {rows} | {' | '.join(cells)} |")

@@ -8,7 +8,8 @@ taken:
     → passes that cut groups apart → a message that says what would fit
 
 With adapters the server's frozen weights may serve both. That costs less than a smaller cache, or than computing more
-than half of the layers twice, and comes before these.
+than half of the layers twice, and comes before these. Moments of 8 bits are named in the message only: they change the
+weights that an update gives, so a user must ask for them.
 
 `agentrig_grpo.planning` measures the device and the model for it.
 """
