@@ -241,6 +241,7 @@ class Workload:
         shards: Devices that share weights, gradients and optimizer (FSDP).
         nodes: Machines that the algorithm spreads over.
         minimum: Known minimum of the profile in bytes, independent of the estimate; 0 for none.
+        checkpoint: Bytes of a checkpoint; 0 if the algorithm does not say.
     """
 
     model: str
@@ -253,6 +254,7 @@ class Workload:
     shards: int = 1
     nodes: int = 1
     minimum: int = 0
+    checkpoint: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -123,6 +123,19 @@ class Need:
         return attrs.evolve(other, activations=int(self.activations + share * (other.activations - self.activations)))
 
 
+def checkpoint_bytes(config: LearnerConfig, *, trained: int, moments: int, model: int) -> int:
+    """Return about how many bytes a checkpoint has.
+
+    Args:
+        trained: How many weights are trained.
+        moments: Bytes of the optimizer's moments.
+        model: Bytes of the whole model's files; with adapters only these are written.
+    """
+    weights = 4 * trained
+    kept = weights if config.final == "best" else 0
+    return moments + weights + kept + (weights if config.lora_rank else model)
+
+
 def proof_bytes(vocabulary: int, hidden: int, *, frozen: bool) -> int:
     """Return what a proof of delivery takes of the learner's device, while the server is awake.
 

@@ -36,7 +36,7 @@ from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.encoding import encode
 from agentrig_grpo.figures import Figures, of_pass
-from agentrig_grpo.fitting import CPU_PASS, group_length, lower
+from agentrig_grpo.fitting import CPU_PASS, checkpoint_bytes, group_length, lower
 from agentrig_grpo.host_copy import HostCopy
 from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import factors, live_weights
@@ -531,10 +531,9 @@ class Learner:
             )
         else:
             self._host.reserve(held)
-        kept = weights if self.config.final == "best" else 0
         written: torch.dtype = getattr(torch, self._dtype)
-        model_bytes: int = written.itemsize * sum(t.numel() for t in model)
-        return moments + weights + kept + (weights if self.config.lora_rank else model_bytes)
+        size = written.itemsize * sum(t.numel() for t in model)
+        return checkpoint_bytes(self.config, trained=weights // 4, moments=moments, model=size)
 
     def copied(self) -> Callable[[Path], None] | None:
         """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""
