@@ -24,7 +24,7 @@ from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.verdict import difference
 from agentrig.demonstrations import Turn
-from agentrig.device_memory import give_memory_back
+from agentrig.device_memory import give_memory_back, shortage
 from agentrig.errors import AgentrigError, memory_named
 from agentrig.hardware.memory import in_words
 from agentrig.learners import TrainSample as TrainSample
@@ -297,7 +297,7 @@ class Learner:
                 smaller = lower(self.tokens, self.recomputed, latest=self._latest, group=group, most=most)
                 if smaller is None:
                     raise out_of_memory(error, self.config, step, self._latest, self.tokens) from error
-                said = str(error).splitlines()[0]
+                said = shortage(str(error))
             # Only here is the memory of the failed pass free: the error held it.
             for name, count in before.items():
                 setattr(figures, name, count)
