@@ -308,10 +308,14 @@ def test_a_later_pass_that_runs_out_of_memory_repeats_the_ones_before(make_model
         config = GrpoConfig(lr=1e-3, max_length=64, max_tokens=8, group_size=4, tokens_per_batch=tokens)
         return Learner(make_model(), config, dtype="float32", seed=0)
 
-    short, whole = learner(300), learner(600)
+    short, whole, lowered = learner(300), learner(600), []
+    whole.lowered = lambda *said: lowered.append(said)
     passes = runs_out(monkeypatch, whole, lambda n, tokens: n == 2)
     assert whole.update(groups(), step=1)["computed_tokens"] == short.update(groups(), step=1)["computed_tokens"]
     assert whole.fingerprint() == short.fingerprint()
+    ((tokens, recomputed, why),) = lowered
+    assert (tokens, recomputed) == (whole.tokens, whole.recomputed)
+    assert re.fullmatch(f"step 1: the device ran out of memory: {HELD}", why)
     assert [tokens > 300 for tokens, _ in passes] == [True, True] + [False] * (len(passes) - 2)
 
 

@@ -6,7 +6,8 @@ and the constants what may be chosen. `agentrig_grpo.fitting` and `agentrig_verl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -134,6 +135,17 @@ class DeviceMemory:
     def accelerator(self) -> bool:
         """Whether it is no CPU."""
         return self.name.split(":")[0] != "cpu"
+
+
+def or_more(device: DeviceMemory, fits: Callable[[DeviceMemory], bool]) -> str:
+    """Return the least limit with which a run would fit, as the end of a sentence; '' without a limit, or such a one.
+
+    Args:
+        fits: Whether it would with a device.
+    """
+    whole = range(device.limit // GIB + 1, device.total // GIB + 1) if device.limit else ()
+    found = bisect_left(whole, True, key=lambda gib: fits(attrs.evolve(device, limit=gib * GIB)))
+    return f", or hardware.memory_gib = {whole[found]} or more" if found < len(whole) else ""
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ than half of the layers twice, and comes before these.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
@@ -32,6 +33,7 @@ from agentrig.hardware.memory import (
     DeviceMemory,
     ModelShape,
     ServerNeed,
+    or_more,
 )
 from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
@@ -416,7 +418,8 @@ class Fitting:
                 f"{in_gib(self.serving(tightest).memory(tightest.cache))}, and {in_gib(self.device.budget)} of "
                 f"{self.device.name} are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
             )
-        return what + next((cure for cure, way in self._cures() if way.first()), OTHERWISE)
+        cure = next((cure for cure, way in self._cures() if way.first()), OTHERWISE)
+        return what + cure + or_more(self.device, lambda device: bool(attrs.evolve(self, device=device).first()))
 
     @property
     def asked(self) -> int:
@@ -436,8 +439,12 @@ class Fitting:
             if tokens < self.asked:
                 yield f"Set algorithm.tokens_per_batch = {tokens}", with_(tokens_per_batch=tokens, **twice)
         if self.server.given and not self.begun:
-            less = attrs.evolve(self, server=attrs.evolve(self.server, given=0))
-            yield "Set server.gpu_memory_utilization = 0, so that the server gets what it needs", less
+            least = -(-100 * attrs.evolve(self.server, given=0).memory(0) // self.device.total)
+            shares = range(100 * self.server.given // self.device.total, least - 1, -1)
+            found = bisect_left(shares, True, key=lambda share: bool(self._giving(share).first()))
+            for share in shares[found : found + 1]:  # the largest that fits
+                cure = f"Set server.gpu_memory_utilization = {share / 100:g} or less, or 0 for what the server needs"
+                yield cure, self._giving(share)
         if self.config.server_sleep is False and self.device.accelerator and not self.config.max_staleness:
             yield "Set algorithm.server_sleep = true", with_(server_sleep=True, **twice)
         if self.config.moments == "device" and self.config.optimizer == "adamw" and self.device.accelerator:
@@ -448,6 +455,10 @@ class Fitting:
         if not self.config.lora_rank:
             cure = "Set algorithm.lora_rank = 16, which trains adapters only"
             yield cure, with_(lora_rank=16, gradient_checkpointing=True)
+
+    def _giving(self, share: int) -> Fitting:
+        """Return the same with a server that gets a share of the device, in percent."""
+        return attrs.evolve(self, server=attrs.evolve(self.server, given=share * self.device.total // 100))
 
 
 OTHERWISE = "Take a smaller model, or a device with more memory"

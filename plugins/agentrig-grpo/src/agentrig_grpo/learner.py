@@ -141,6 +141,7 @@ class Learner:
         self._host_memory = host_memory
         self._latest = 0  # tokens of the latest pass
         self.gives_back = config.server_sleep is True
+        self.lowered: Callable[[int, int, str], None] = lambda tokens, recomputed, why: None  # keeps that it was
         self.limit: Callable[[bool], None] = lambda updating: None  # sets how much of the device torch may hold
 
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
@@ -308,6 +309,7 @@ class Learner:
             if self._device.type != "cpu":
                 torch.get_device_module(self._device.type).empty_cache()
             self.fit(*smaller)
+            self.lowered(*smaller, f"step {step}: the device ran out of memory: {said}")
             log.warning(
                 "step %d: the device ran out of memory (%s): its passes begin again, with at most %d tokens and %d of "
                 "%d layers computed twice, and stay so",
