@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from agentrig_ascend import Ascend, AscendConfig
 from agentrig_cuda import Cuda, CudaConfig
 from agentrig_verl import schema
 from agentrig_verl.algorithm import Verl
@@ -211,6 +212,20 @@ def test_a_device_that_does_not_say_its_memory_is_planned_for_40_gib(caplog: pyt
     assert found is not None
     assert found.device.total == 40 * GIB
     assert "cuda does not say its memory: verl's keys are planned for 40.0 GiB" in caplog.text
+
+
+@pytest.mark.parametrize("limit", [0, 40])
+def test_the_plan_of_an_npu_is_that_of_a_gpu_with_as_much_memory(limit: float) -> None:
+    config = resolve("qwen", uses={"hardware": "ascend"}).configs["algorithm"]
+    hardware = Ascend(config=AscendConfig(memory_gib=limit))
+    found = memory_plan(config, hardware, calls=160, memory=64 * GIB)
+    assert found is not None
+    choice = found.choose()
+    assert (found.device.name, choice) == ("npu", plan(64, limit).choose())
+    assert max(found.update(choice), found.rollouts(choice)) <= (limit or 64) * GIB
+    keys = keys_of(config, hardware, plan=found)
+    assert keys[SHARE] * 64 * GIB == pytest.approx(found.server.memory(choice.cache), rel=0.02)
+    assert f"GiB of npu{' of memory_gib = 40' * bool(limit)}: update" in found.describe(choice)
 
 
 @pytest.mark.parametrize(
