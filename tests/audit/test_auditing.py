@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from agentrig.audit import sketch as sketches
 from agentrig.audit.record import Call, Row
 from agentrig.audit.scores import moved
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import LINKS, Verdict
+from agentrig.audit.verdicts import LINKS, UNSEEN, Verdict
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run import auditing
@@ -54,6 +54,28 @@ def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
     run = trained(tmp_path, tiny_model(tmp_path), "run.audit=false", "algorithm.steps=1", "run.report_tasks=1")
     assert not (run / "audit").exists()
     assert json.loads((run / "summary.json").read_text())["audited"]["steps"] == []
+
+
+def test_a_link_whose_model_does_not_fit_is_not_seen_and_the_message_says_what_to_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def look() -> Iterator[Verdict]:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.50 GiB "
+            "is free. Including non-PyTorch memory, this process has 40.90 GiB memory in use."
+        )
+        yield
+
+    (found,) = auditor._tried("gradient", look())
+    assert (found.result, found.detail) == (
+        UNSEEN,
+        "the device ran out of memory: 2.0 GiB were asked for; of the device's 79.2 GiB, 1.5 GiB are free, this "
+        "process holds 40.9 GiB, and other processes hold 36.8 GiB. The run goes on without it; run.audit=false "
+        "leaves out all audits",
+    )
+    (record,) = caplog.records
+    assert record.getMessage() == f"the auditor can't look at the link gradient: {found.detail}"
+    assert not record.exc_info
 
 
 def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_time_allow(

@@ -1,6 +1,8 @@
 """Each check, on the real host if possible, otherwise with a prepared folder or process."""
 
+import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -12,6 +14,7 @@ from distributions import install
 
 from agentrig.doctor import Situation, content, devices, machine, software
 from agentrig.hardware import Cpu, Device, Hardware, Probe, Stack, Symptom, installed
+from agentrig.hardware.memory import KNOWN
 from agentrig.hardware.tools import ToolOutput, ask
 from agentrig.plan import resolve
 
@@ -248,6 +251,34 @@ def test_checkpoints_count_for_the_disk(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     only(machine.check_disk(situation()), "ok")
     assert "about 65.3 GB needed" in only(machine.check_disk(situation(QWEN)), "problem").evidence
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ((), 2 * 14 * 7.6e9),
+        (("algorithm.steps=1",), 14 * 7.6e9),
+        (("algorithm.keep_every=20",), 5 * 14 * 7.6e9),
+        (("algorithm.final=best",), 2 * 18 * 7.6e9),
+        (("algorithm.lora_rank=16",), 2 * 16 * 40e6),
+    ],
+)
+def test_the_checkpoints_of_a_run_are_those_that_its_learner_writes(settings, size, tmp_path):
+    """7B: with adapters only these and their moments."""
+    shape = attrs.asdict(KNOWN["qwen/qwen2.5-coder-7b-instruct"])
+    names = {
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "intermediate": "intermediate_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "vocabulary": "vocab_size",
+    }
+    (tmp_path / "config.json").write_text(json.dumps({to: shape[name] for name, to in names.items()}))
+    plan = resolve("mini", overrides=[f"algorithm.model={tmp_path}", "algorithm.steps=60", *settings])
+    (found,) = machine.check_disk(attrs.evolve(situation(), plan=plan))
+    needed = float(re.search(r"about ([0-9.]+) GB needed", found.evidence)[1])
+    assert needed == pytest.approx(0.5 + size / 1e9, rel=0.02)
 
 
 def test_a_port_in_use_is_found():

@@ -168,3 +168,34 @@ print(json.dumps([[f.result, f.evidence, f.cure] for f in check_torch_npu(situat
     assert "beside torch 2.11.0+cpu" in first[1]
     assert first[2] == "install torch 2.10.0, or another torch_npu"
     assert second[0] == "ok"
+
+
+@pytest.mark.slow
+def test_the_memory_plan_measures_and_holds_an_npu() -> None:
+    """All of it that is not particular to a device: `grpo` itself is not for this hardware."""
+    code = """
+import json, attrs, torch
+from agentrig.device_memory import give_memory_back
+from agentrig.hardware.memory import GIB, ServerNeed
+from agentrig_grpo import planning
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.fitting import Choice, Fitting, Need
+now = planning.measured("npu:0", 32 * GIB)
+need = Need(weights=GIB, gradients=GIB, optimizer=2 * GIB, activations=GIB, change=GIB)
+fitting = Fitting(
+    config=GrpoConfig(), device=now, server=ServerNeed(weights=8 * GIB, asleep=GIB), estimate=lambda *of: need,
+    passes=(256, 49152), layers=4, group=100,
+)
+plan = planning.MemoryPlan(fitting=fitting, choice=Choice(tokens=256, sleeps=True), chunk=1)
+plan.hold(True)
+plan.hold(False)
+give_memory_back("npu:0")
+print(json.dumps({"now": attrs.asdict(now), "told": torch.npu.told, "line": plan.line()}))
+"""
+    found, gib = run(code), 1 << 30
+    assert found["now"] == {
+        **{"name": "npu:0", "total": 64 * gib, "others": 20 * gib, "reserved": 4 * gib, "limit": 32 * gib}
+    }
+    budget = 32 - 0.75
+    assert found["told"] == [(budget - 1) / 64, (budget - 8) / 64, "empty_cache"]
+    assert "31.2 GiB of npu:0 of memory_gib = 32: server 8.0" in found["line"]

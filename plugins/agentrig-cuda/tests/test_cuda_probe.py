@@ -70,5 +70,12 @@ def test_visibility_is_read_as_cuda_reads_it() -> None:
     assert visible(gpus, None) == gpus
 
 
+@pytest.mark.parametrize("name", ["MIG-8f1a-22", "MIG-GPU-aaaa/1/0"])
+def test_a_slice_has_not_the_memory_of_its_card(host: Any, name: str) -> None:
+    found = host(smi=TWO, CUDA_VISIBLE_DEVICES=name)
+    assert [(d.name, d.memory) for d in found.devices] == [("NVIDIA H200", None)]
+    assert "the memory of a MIG slice is known to the driver only" in found.evidence
+
+
 def test_unknown_memory_is_none() -> None:
     assert parse_smi("0, GPU-a, NVIDIA GB10, [N/A], 580.1\n")[0].memory is None

@@ -1,15 +1,17 @@
 """The server `embedded` under the contract of `agentrig.servers`: start, weights, sleep, end, crash."""
 
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
-from agentrig_grpo import checkpoint, learner, register_servers
+from agentrig_grpo import checkpoint, learner, lora, register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.handle import Embedded
 from proof_runs import ProofSession, run
 
-from agentrig.errors import OutOfMemory
+from agentrig.errors import OutOfMemory, RunStopped
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.processes.servers import ServerError
 from agentrig.servers import ServerPlan
@@ -112,6 +114,8 @@ TORCH = (
         ),
         ("digests", r"step 0: the proof of delivery: .*\n.*run\.delivery = false"),
         ("loading", r"the learner's model could not be loaded: .*\n.*algorithm\.lora_rank = 16"),
+        ("merge", r"step 0: the way of the new weights to the server: .*20\.0 MiB were .*\n.*algorithm\.server_sleep"),
+        ("validation", r"^the LLM server could not answer: .* the server holds 40\.9 GiB.*\n.*server\.kv_cache_mb"),
     ],
 )
 def test_memory_that_runs_out_beside_the_update_is_named(model_dir, tmp_path, monkeypatch, where, words):
@@ -122,16 +126,32 @@ def test_memory_that_runs_out_beside_the_update_is_named(model_dir, tmp_path, mo
         take = fail if where == "take" else Embedded.take
         wake = fail if where == "wake" else Embedded.wake
 
+    more = {"lora_rank": 4} if where == "merge" else {}
     if where == "digests":
         monkeypatch.setattr(learner.Learner, "digests", fail)
     if where == "loading":
         monkeypatch.setattr(checkpoint, "load_model", fail)
-    session = ProofSession(tmp_path)
-    session.make = lambda plan: Failing(EmbeddedConfig(), plan)
+    if where == "merge":
+        monkeypatch.setattr(lora.MergedWeights, "__getitem__", fail)
+
+    class Session(ProofSession):
+        def validate(self, endpoint, *, step):
+            with (tmp_path / "server.log").open("a") as log:
+                log.write(f"torch.OutOfMemoryError: {TORCH}\n")
+            os.kill(servers[0].pid, signal.SIGKILL)
+            raise RunStopped("all rollouts failed") from ConnectionResetError()
+
+    def made(plan):
+        servers.append(Failing(EmbeddedConfig(), plan))
+        return servers[0]
+
+    servers, session = [], Session(tmp_path)
+    session.make = made
     session.runtime = SimpleNamespace(end_results=lambda error: None)
     with pytest.raises(OutOfMemory, match=words) as caught:
-        run(tmp_path, model_dir, session, steps=1, server_sleep=True)
+        run(tmp_path, model_dir, session, steps=1, server_sleep=True, validate_every=int(where == "validation"), **more)
     assert caught.value.cause == "out-of-memory"
+    assert "Traceback" not in str(caught.value)
 
 
 def test_a_server_whose_device_is_full_says_what_to_set(model_dir, tmp_path):

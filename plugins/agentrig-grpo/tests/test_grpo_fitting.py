@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from types import SimpleNamespace
 
@@ -278,6 +279,16 @@ def test_almost_no_free_memory_is_refused_with_the_numbers() -> None:
         fitting(others=77.2).choose()
 
 
+def test_a_limit_that_is_too_small_is_refused_with_the_least_that_fits() -> None:
+    with pytest.raises(ConfigError, match=r", or hardware\.memory_gib = \d+ or more$") as refused:
+        fitting(limit=10).choose()
+    least = int(re.search(r"memory_gib = (\d+) or more", str(refused.value))[1])
+    assert fitting(limit=least).first()
+    assert not fitting(limit=least - 1).first()
+    with pytest.raises(ConfigError, match=r"with more memory$"):  # no limit that the card has would do
+        fitting("7B", "32x4", "40", limit=20).choose()
+
+
 @pytest.mark.parametrize("name", ["cuda", "ascend"])
 def test_a_negative_limit_is_refused(name) -> None:
     with pytest.raises(ConfigError, match="memory_gib"):
@@ -343,8 +354,12 @@ def test_a_servers_own_settings_win() -> None:
     assert shared.server.memory(0.25) == int(0.3 * 79.2 * GIB) == shared.server.memory()
     cached = fitting(says=ServerMemory(sequences=256, cache=5 * GIB))
     assert cached.server.memory(0.25) == cached.server.weights + cached.server.beside + 5 * GIB
-    with pytest.raises(ConfigError, match=r"\n  Set server.gpu_memory_utilization = 0"):
-        fitting(says=ServerMemory(sequences=256, share=0.9)).choose()
+    with pytest.raises(ConfigError, match=r"\n  Set server.gpu_memory_utilization = (0.\d+) or less, or 0 ") as refused:
+        fitting(says=ServerMemory(sequences=256, share=0.9), server_sleep=False).choose()
+    share = float(re.search(r"utilization = (\S+)", str(refused.value))[1])
+    for more, fits in ((0.0, True), (0.01, False)):
+        says = ServerMemory(sequences=256, share=share + more)
+        assert bool(fitting(says=says, server_sleep=False).first()) is fits
     assert fitting(says=ServerMemory(sequences=256, elsewhere=True)).server.memory() == 0
 
 
@@ -421,8 +436,15 @@ def test_a_server_that_takes_more_than_planned_makes_passes_smaller(monkeypatch,
     taken = plan.fitting.server.memory() + int(extra * GIB)
     now = attrs.evolve(plan.fitting.device, others=taken)
     monkeypatch.setattr(planning, "measured", lambda device, limit: now)
+    recorded, first = [], plan.facts()
+    plan.record = recorded.append
     plan.started(learner)
     assert learner.tokens == tokens == plan.choice.tokens
+    if tokens != 23744:
+        (facts,) = recorded
+        (again,) = facts.pop("again")
+        assert (facts, again["choice"]) == (first, attrs.asdict(plan.choice))
+        assert (again["why"], again["line"]) == ("the size of its server, which has started", plan.line())
     assert sums_hold(attrs.evolve(plan.fitting, device=fitting(others=max(extra, 0)).device), plan.choice)
 
 
@@ -554,6 +576,9 @@ def test_an_update_that_took_more_than_planned_makes_passes_smaller() -> None:
     assert planned == (23744, 1)
     plan.updated(learner, plan.fitting.left(plan.choice) + 10 * GIB)
     assert plan.fitting.cost(learner.tokens, learner.recomputed) > plan.fitting.cost(*planned)
+    (again,) = plan.facts()["again"]
+    assert again["why"].startswith("the first update, which took ")
+    assert again["choice"]["tokens"] == learner.tokens
     assert plan.fitting.factor > 1
 
 

@@ -20,7 +20,7 @@ from agentrig_grpo.memory import Counter, _full, need_of
 from agentrig_grpo.planning import free_memory, measured, plan_memory
 from quick import quick_first
 
-from agentrig.errors import ConfigError, RunStopped
+from agentrig.errors import ConfigError, OutOfMemory, RunStopped
 from agentrig.hardware import Cpu
 from agentrig.hardware.memory import GIB, DeviceMemory, ServerNeed
 from agentrig.servers import ServerMemory, ServerPlan
@@ -233,6 +233,16 @@ def test_an_update_has_a_limit_of_its_own_and_gives_memory_back_before_that_ends
     assert events == [True, "back", False]
 
 
+NO_ROOM = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.50 GiB is "
+    "free. Including non-PyTorch memory, this process has 40.90 GiB memory in use."
+)
+HELD = (
+    r"2\.0 GiB were asked for; of the device's 79\.2 GiB, 1\.5 GiB are free, this process holds 40\.9 GiB, and other "
+    r"processes hold 36\.8 GiB"
+)
+
+
 def runs_out(monkeypatch, learner, when):
     """Let the learner run out of memory where `when(number of the pass, its tokens)` says so; return all its passes."""
     passes, score = [], learner._score
@@ -243,7 +253,7 @@ def runs_out(monkeypatch, learner, when):
         if when(len(passes), batch.computed):
             if found[0].requires_grad:
                 found[0].sum().backward()  # it has left gradients, too
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError(NO_ROOM)
         return found
 
     monkeypatch.setattr(learner, "_score", scored)
@@ -290,7 +300,7 @@ def test_an_update_that_ran_out_of_memory_is_that_of_a_run_with_the_smaller_pass
     assert len(too_large) == 1
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "ran out of memory" in r.message]
     assert len(warnings) == 1
-    assert "step 1: the device ran out of memory (no room): its passes begin again, with at most" in warnings[0]
+    assert "step 1: the device ran out of memory (2.0 GiB were asked for; of the device's 79.2" in warnings[0]
 
 
 def test_a_later_pass_that_runs_out_of_memory_repeats_the_ones_before(make_model, monkeypatch) -> None:
@@ -298,10 +308,14 @@ def test_a_later_pass_that_runs_out_of_memory_repeats_the_ones_before(make_model
         config = GrpoConfig(lr=1e-3, max_length=64, max_tokens=8, group_size=4, tokens_per_batch=tokens)
         return Learner(make_model(), config, dtype="float32", seed=0)
 
-    short, whole = learner(300), learner(600)
+    short, whole, lowered = learner(300), learner(600), []
+    whole.lowered = lambda *said: lowered.append(said)
     passes = runs_out(monkeypatch, whole, lambda n, tokens: n == 2)
     assert whole.update(groups(), step=1)["computed_tokens"] == short.update(groups(), step=1)["computed_tokens"]
     assert whole.fingerprint() == short.fingerprint()
+    ((tokens, recomputed, why),) = lowered
+    assert (tokens, recomputed) == (whole.tokens, whole.recomputed)
+    assert re.fullmatch(f"step 1: the device ran out of memory: {HELD}", why)
     assert [tokens > 300 for tokens, _ in passes] == [True, True] + [False] * (len(passes) - 2)
 
 
@@ -321,7 +335,7 @@ def test_layers_compute_their_activations_twice_before_a_group_is_cut(make_model
     assert {twice for _, twice in passes} == {0, auto.layers}
     kept = learner(gradient_checkpointing=False)
     runs_out(monkeypatch, kept, lambda n, tokens: n == 1)
-    with pytest.raises(RunStopped, match=r"or set algorithm.gradient_checkpointing = true$"):
+    with pytest.raises(RunStopped, match=r"\n  Set algorithm.gradient_checkpointing = true$"):
         kept.update(groups(), step=1)
 
 
@@ -330,17 +344,18 @@ def test_layers_compute_their_activations_twice_before_a_group_is_cut(make_model
     [
         (
             {},
-            r"step 3: the device ran out of memory in a pass of 2\d\d tokens, with at most 8192 a pass .*\n  Sm",
+            rf"^step 3: the device ran out of memory in a pass of 2\d\d tokens, with at most 8192 a pass: {HELD}"
+            r"\n  Smaller ones were not left. Set algorithm.lora_rank = 16, which trains adapters only$",
         ),
         ({"tokens_per_batch": 64}, r"A call of \d+ tokens is longer than that. Set algorithm.max_length to less$"),
-        ({"gradient_checkpointing": True}, r"\n  Smaller ones were not left. Take a smaller model, or a device .* mem"),
-        ({"gradient_checkpointing": False}, r", or set algorithm.gradient_checkpointing = true$"),
+        ({"lora_rank": 4}, r"\n  Smaller ones were not left. Take a smaller model, or a device with more memory$"),
+        ({"gradient_checkpointing": False}, r"\n  Set algorithm.gradient_checkpointing = true$"),
     ],
 )
 def test_an_update_whose_least_pass_runs_out_of_memory_says_what_to_do(make_model, monkeypatch, settings, words):
     learner = Learner(make_model(), GrpoConfig(**settings), dtype="float32", seed=0)
     passes = runs_out(monkeypatch, learner, lambda n, tokens: True)
-    with pytest.raises(RunStopped, match=words) as error:
+    with pytest.raises(OutOfMemory, match=words) as error:
         learner.update(_full(GrpoConfig(group_size=2, max_tokens=40), 240), step=3)
     assert error.value.cause == "out-of-memory"
     assert len(passes) < 8

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from agentrig_ascend import Ascend, AscendConfig
 from agentrig_cuda import Cuda, CudaConfig
 from agentrig_verl import schema
 from agentrig_verl.algorithm import Verl
@@ -146,7 +147,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
     limit: float, keys: dict[str, object], cure: str
 ) -> None:
     found = plan(79.2, limit, **keys)
-    with pytest.raises(ConfigError, match=cure) as error:
+    with pytest.raises(ConfigError, match=cure.replace("$", r"(, or hardware\.memory_gib = \d+ or more)?$")) as error:
         found.choose()
     assert "\n\n" not in str(error.value)
     if limit:
@@ -213,12 +214,27 @@ def test_a_device_that_does_not_say_its_memory_is_planned_for_40_gib(caplog: pyt
     assert "cuda does not say its memory: verl's keys are planned for 40.0 GiB" in caplog.text
 
 
+@pytest.mark.parametrize("limit", [0, 40])
+def test_the_plan_of_an_npu_is_that_of_a_gpu_with_as_much_memory(limit: float) -> None:
+    config = resolve("qwen", uses={"hardware": "ascend"}).configs["algorithm"]
+    hardware = Ascend(config=AscendConfig(memory_gib=limit))
+    found = memory_plan(config, hardware, calls=160, memory=64 * GIB)
+    assert found is not None
+    choice = found.choose()
+    assert (found.device.name, choice) == ("npu", plan(64, limit).choose())
+    assert max(found.update(choice), found.rollouts(choice)) <= (limit or 64) * GIB
+    keys = keys_of(config, hardware, plan=found)
+    assert keys[SHARE] * 64 * GIB == pytest.approx(found.server.memory(choice.cache), rel=0.02)
+    assert f"GiB of npu{' of memory_gib = 40' * bool(limit)}: update" in found.describe(choice)
+
+
 @pytest.mark.parametrize(
     ("overrides", "memory", "result", "words"),
     [
         ((), 79.2, "ok", "ppo_max_token_len_per_gpu = 24576"),
         (("hardware.memory_gib=40",), 0, "ok", "39.2 GiB of cuda of memory_gib = 40: update 38.1"),
         (("hardware.memory_gib=24",), 79.2, "problem", "memory_gib = 24"),
+        (("hardware.memory_gib=24",), 79.2, "problem", ", or hardware.memory_gib = "),
         ((), 0, "skipped", "hardware.memory_gib=24 computes"),
     ],
 )
@@ -228,7 +244,7 @@ def test_doctor_says_the_plan(overrides: tuple[str, ...], memory: float, result:
     probes = {**situation.probes, "cuda": Probe(available=bool(devices), devices=devices)}
     (found,) = check_memory_plan(attrs.evolve(situation, probes=probes))
     assert found.result == result
-    assert words in found.evidence
+    assert words in f"{found.evidence}\n{found.cure}"
 
 
 def test_a_server_alone_gets_its_share_of_the_limit() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from agentrig_verl import schema
+from agentrig_verl.algorithm import out_of_memory
+from ray.exceptions import RayTaskError
 
 from agentrig.delivery import Delivery
 from agentrig.plan import resolve
@@ -221,3 +223,37 @@ def test_the_kl_metric_has_the_name_of_its_estimate() -> None:
     figures = step_figures({"actor/ppo_kl": float(ppo_kl)}, padding=0)
     assert figures["kl_k1"] == pytest.approx((0.5 - 0.2) / 2)
     assert "kl" not in figures
+
+
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB "
+    "of which 1.50 GiB is free. Including non-PyTorch memory, this process has 40.90 GiB memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "cure"),
+    [
+        ("/x/verl/workers/engine_workers.py", "ppo_max_token_len_per_gpu lower"),
+        ("/x/vllm/device_allocator/cumem.py", "rollout.gpu_memory_utilization lower"),
+    ],
+)
+def test_a_worker_whose_device_is_full_ends_the_run_with_one_typed_message(file: str, cure: str) -> None:
+    """The error is Ray's own, as a worker's call raises it."""
+    trace = f'ray::WorkerDict.update_actor() (pid=12)\n  File "{file}", line 3, in update\n{FULL}'
+    failed = RayTaskError("update_actor", trace, torch.OutOfMemoryError(FULL)).as_instanceof_cause()
+    said = out_of_memory(str(failed), "agentrig train --resume runs/x")
+    assert said is not None
+    first, what, *rest = str(said).splitlines()
+    assert first == (
+        "a worker of verl: its device ran out of memory: 2.0 GiB were asked for; of the device's 79.2 GiB, 1.5 GiB are "
+        "free, the worker holds 40.9 GiB, and other processes hold 36.8 GiB"
+    )
+    assert cure in what
+    assert what.endswith("agentrig train --resume runs/x")
+    assert (said.cause, rest) == ("out-of-memory", [])
+
+
+def test_a_host_without_memory_or_another_error_is_not_the_devices() -> None:
+    for text in ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory", "x failed"):
+        assert out_of_memory(text, "") is None

@@ -20,12 +20,16 @@ from agentrig.audit.sketch import Sketch
 from agentrig.audit.step import Step
 from agentrig.audit.text import text
 from agentrig.audit.verdicts import NO_WEIGHTS, OF_WEIGHTS, UNSEEN, Audited, CannotLook, Verdict, fault, ok
+from agentrig.device_memory import out_of_device_memory, shortage
 from agentrig.errors import RunFileError, exhausted
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
+
+WITHOUT = "The run goes on without it; run.audit=false leaves out all audits"
+"""What is said where a link's model does not fit beside the run."""
 
 
 class Auditor:
@@ -119,7 +123,10 @@ def _tried(link: str, verdicts: Iterator[Verdict]) -> Iterator[Verdict]:
     except CannotLook as why:
         yield Verdict(result=UNSEEN, detail=str(why))
     except Exception as error:
-        lacks = exhausted(error)
+        if text := out_of_device_memory(error):
+            lacks = f"the device ran out of memory: {shortage(text)}. {WITHOUT}"
+        else:
+            lacks = exhausted(error)
         log.warning("the auditor can't look at the link %s: %s", link, lacks or error, exc_info=not lacks)
         yield Verdict(result=UNSEEN, detail=lacks or f"{type(error).__name__}: {error}")
 

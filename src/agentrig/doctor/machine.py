@@ -15,7 +15,9 @@ from agentrig.endpoints import models_of, port_taken
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import GB
+from agentrig.learners import StepSettings
 from agentrig.run.directory import check_vacant, run_name
+from agentrig.run.saving import at_once, writes_of
 from agentrig.runners.pools import check_machine
 
 LEAST_DISK = GB // 2
@@ -53,14 +55,18 @@ def check_write(situation: Situation) -> Iterator[Finding]:
 
 
 def check_disk(situation: Situation) -> Iterator[Finding]:
-    """Is there disk space for the run: rollouts, and three checkpoints with their optimizer state?"""
+    """Is there disk space for the run: rollouts, and the checkpoints that it has at once?"""
     place = existing(situation.directory)
     free = shutil.disk_usage(place).free
     load = workload(situation)
     shape = shape_of(load.model) if load else None
-    # The oldest checkpoint is deleted only after the next one is complete.
-    checkpoints = 3 * shape.parameters * (2 + 12) if shape else 0
-    need = LEAST_DISK + checkpoints
+    size = load.checkpoint if load else 0
+    if load and shape and not size:  # weights in two bytes, and what the update holds
+        size = int(shape.parameters * (2 + load.weight_bytes + load.trained * load.state_bytes))
+    settings = situation.plan.configs["algorithm"] if situation.plan else None
+    # An algorithm with a loop of its own keeps two, and deletes the older one after the next one is complete.
+    number = at_once(*writes_of(settings)) if isinstance(settings, StepSettings) else 3
+    need = LEAST_DISK + number * size
     evidence = f"{free / GB:.1f} GB free at {place}; about {need / GB:.1f} GB needed"
     if free < need:
         cure = "the run would end when a file is written: free some space, or run.directory=PATH on another disk"

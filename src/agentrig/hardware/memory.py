@@ -6,7 +6,8 @@ and the constants what may be chosen. `agentrig_grpo.fitting` and `agentrig_verl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -136,6 +137,17 @@ class DeviceMemory:
         return self.name.split(":")[0] != "cpu"
 
 
+def or_more(device: DeviceMemory, fits: Callable[[DeviceMemory], bool]) -> str:
+    """Return the least limit with which a run would fit, as the end of a sentence; '' without a limit, or such a one.
+
+    Args:
+        fits: Whether it would with a device.
+    """
+    whole = range(device.limit // GIB + 1, device.total // GIB + 1) if device.limit else ()
+    found = bisect_left(whole, True, key=lambda gib: fits(attrs.evolve(device, limit=gib * GIB)))
+    return f", or hardware.memory_gib = {whole[found]} or more" if found < len(whole) else ""
+
+
 @attrs.frozen(kw_only=True)
 class ServerNeed:
     """Bytes that a server needs on the learner's device.
@@ -241,6 +253,7 @@ class Workload:
         shards: Devices that share weights, gradients and optimizer (FSDP).
         nodes: Machines that the algorithm spreads over.
         minimum: Known minimum of the profile in bytes, independent of the estimate; 0 for none.
+        checkpoint: Bytes of a checkpoint; 0 if the algorithm does not say.
     """
 
     model: str
@@ -253,6 +266,7 @@ class Workload:
     shards: int = 1
     nodes: int = 1
     minimum: int = 0
+    checkpoint: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -39,7 +39,7 @@ from agentrig.run.checkpoints import Best, loading, read_state, write_state
 from agentrig.run.demonstrated import Demonstrated
 from agentrig.run.drawing import RULES, groups_of
 from agentrig.run.guards import dead_server_first
-from agentrig.run.saving import Saving, check_room
+from agentrig.run.saving import Saving, check_room, writes_of
 from agentrig.run.session import END_S, RolloutsAhead, RunSession
 from agentrig.servers import MakeServer, Server
 
@@ -366,10 +366,7 @@ class Loop:
         if not isinstance(learner, Copying):
             return
         self.saving.size = learner.plan_saving()
-        steps = range(session.first_step, settings.steps + 1)
-        every = 1 if settings.save_every == "auto" else settings.save_every
-        kept = sum(step % settings.keep_every == 0 for step in steps) if settings.keep_every else 0
-        writes = max(1, -(-len(steps) // every))
+        writes, kept = writes_of(settings, session.first_step)
         folder = session.directory / "checkpoints"
         check_room(folder, size=self.saving.size, writes=writes, kept=kept, resumed=session.resumed)
 

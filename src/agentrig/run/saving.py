@@ -13,6 +13,7 @@ from typing import Any, Literal
 from agentrig.background import in_background
 from agentrig.errors import ConfigError
 from agentrig.hardware.memory import in_words
+from agentrig.learners import StepSettings
 from agentrig.run.checkpoints import Checkpoints
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,19 @@ class Saving:
         return {} if waited is None else {"checkpoint": waited}
 
 
+def writes_of(settings: StepSettings, first_step: int = 1) -> tuple[int, int]:
+    """Return how many checkpoints a run writes at most, and how many of these `keep_every` keeps for good."""
+    steps = range(first_step, settings.steps + 1)
+    every = 1 if settings.save_every == "auto" else settings.save_every
+    kept = sum(step % settings.keep_every == 0 for step in steps) if settings.keep_every else 0
+    return max(1, -(-len(steps) // every)), kept
+
+
+def at_once(writes: int, kept: int, *, saved: bool = False) -> int:
+    """Return how many of these are on the disk at once; `saved` if an older one makes room for the first."""
+    return min(writes, (1 if saved else 2) + kept)  # one is complete before the last one is removed
+
+
 def check_room(folder: Path, *, size: int, writes: int, kept: int, resumed: bool = False) -> None:
     """Compare what a run's checkpoints will take with what is free on their disk, before the first step.
 
@@ -160,8 +174,7 @@ def check_room(folder: Path, *, size: int, writes: int, kept: int, resumed: bool
         resumed: Whether the run goes on in its directory, with the model and the optimizer that it has.
     """
     free = shutil.disk_usage(folder if folder.is_dir() else folder.parent).free
-    at_once = min(writes, 1 if Checkpoints(folder).steps() else 2)  # one is complete before the last one is removed
-    number = min(writes, at_once + kept)
+    number = at_once(writes, kept, saved=bool(Checkpoints(folder).steps()))
     if size > free:
         other = (
             "move the run directory to another disk"

@@ -90,7 +90,8 @@ def visible(gpus: list[Gpu], value: str | None) -> list[Gpu]:
     for part in (p.strip() for p in value.split(",")):
         match = [g for g in gpus if part == str(g.index) or (part.startswith("GPU-") and g.uuid.startswith(part))]
         if part.startswith("MIG-"):
-            match = gpus[:1]  # a MIG instance of one of them; only the driver knows which
+            # a slice of one of them; only the driver knows which, and it has less memory
+            match = [attrs.evolve(g, memory=None) for g in gpus[:1]]
         if len(match) != 1:
             break
         seen += match
@@ -124,6 +125,8 @@ def probe(environ: Mapping[str, str], dev: Path = Path("/dev")) -> Probe:
     shown = visible(gpus, chosen)
     if chosen is not None:
         evidence.append(f"CUDA_VISIBLE_DEVICES={chosen} shows {len(shown)} of {len(gpus)}")
+        if "MIG-" in chosen and shown:
+            evidence.append("the memory of a MIG slice is known to the driver only")
         asked = [p for p in chosen.split(",") if p.strip() not in ("", "-1", "NoDevFiles")]
         if gpus and asked and len(shown) < len(asked):
             problems.append(

@@ -30,18 +30,21 @@ def workload(config: LearnerConfig) -> Workload | None:
     """Say what training asks of the device, for the doctor; None when there is no such model."""
     from agentrig.errors import ConfigError
     from agentrig.hardware.memory import Workload
+    from agentrig_grpo.checks import checkpoint_about
     from agentrig_grpo.naming import model_directory
+    from agentrig_grpo.planning import shape_of
 
     try:
         model = model_directory(config.model)
     except ConfigError:
         return None
-    context = config.max_length or 4096
+    context, shape = config.max_length or 4096, shape_of(model)
     return Workload(
         model=str(model),
         micro_batch=max(1, (8192 if config.tokens_per_batch == "auto" else config.tokens_per_batch) // context),
         context=context,
         trained=0.01 if config.lora_rank else 1.0,
+        checkpoint=checkpoint_about(shape, config) if shape else 0,
     )
 
 

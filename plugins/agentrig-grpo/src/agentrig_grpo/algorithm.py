@@ -70,7 +70,7 @@ class Grpo:
         says = session.server_memory or ServerMemory(sequences=session.calls or 64)
         self._memory = self._plan_memory(plan.hardware, says, session.calls)
         session.note(self._memory.line())
-        session.record("memory", self._memory.facts())
+        self._record(self._memory, session)
         plan = attrs.evolve(plan, memory=self._memory.server_memory, sleeps=self._memory.choice.sleeps)
         return attrs.evolve(plan, adapters=self.config.lora_rank if self._memory.choice.lent else 0)
 
@@ -79,6 +79,11 @@ class Grpo:
         if self._memory is not None:
             self._memory.server = server
             self._server = server if self._memory.choice.lent else None
+
+    def _record(self, memory: MemoryPlan, session: Session) -> None:
+        """Keep the plan in the manifest, and what is chosen again later."""
+        memory.record = partial(session.record, "memory")
+        memory.record(memory.facts())
 
     def _plan_memory(self, hardware: Hardware, says: ServerMemory | None, calls: int = 0) -> MemoryPlan:
         """Return the memory plan of the learner and of a server, None for one whose memory is not planned."""
@@ -127,7 +132,7 @@ class Grpo:
         dtype = check_device(hardware, config.dtype)
         if self._memory is None:
             self._memory = self._plan_memory(hardware, None)
-            session.record("memory", self._memory.facts())
+            self._record(self._memory, session)
         memory = self._memory
         memory.hold(updating=False)
         # Adapters leave the model as its files have it: in bfloat16 it needs half the memory.
@@ -153,7 +158,7 @@ class Grpo:
         )
         learner.tokens = memory.choice.tokens
         learner.gives_back = memory.choice.sleeps or bool(memory.fitting.device.limit)
-        learner.limit = memory.hold
+        learner.limit, learner.lowered = memory.hold, memory.chosen_again
         learner.ready = partial(memory.delivered, learner)
         if device != "cpu":
             learner.measured = partial(memory.updated, learner)

@@ -10,7 +10,7 @@ from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import PASSES, DeviceMemory, ModelShape
 from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
-from agentrig_grpo.fitting import Fitting, Need, group_length, passes_of, proof_bytes, server_need
+from agentrig_grpo.fitting import Fitting, Need, checkpoint_bytes, group_length, passes_of, proof_bytes, server_need
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.planning import context_of_model, lends, shape_of, size_of
 
@@ -107,19 +107,33 @@ def about(shape: ModelShape, config: LearnerConfig, tokens: int, recomputed: int
         recomputed: How many layers compute their activations twice.
         element: Bytes of a number that is computed with.
     """
-    weights = trained = shape.parameters
-    if config.lora_rank:
-        trained = shape.adapters(config.lora_rank)
+    weights, trained = shape.parameters, trained_of(shape, config)
     copies = 0 if config.lora_rank or element == 4 else 2
     layer = tokens * (13 * shape.hidden + 4 * shape.intermediate) * element // 2
     kept = tokens * shape.hidden * element
     return Need(
         weights=weights * element + trained * (4 + element) if config.lora_rank else weights * (4 + copies),
         gradients=4 * trained,
-        optimizer=trained * (2 if config.optimizer == "adamw8bit" else 8),
+        optimizer=moments_about(trained, config),
         activations=(shape.layers - recomputed) * layer + recomputed * kept + (layer if recomputed else 0) + LOGITS,
         change=4 * trained,
         earlier=(copies or 4) * trained if config.max_staleness else 0,
         proof=proof_bytes(shape.vocabulary, shape.hidden, frozen=bool(config.lora_rank) and element == 2),
         frozen=weights * element if config.lora_rank else 0,
     )
+
+
+def trained_of(shape: ModelShape, config: LearnerConfig) -> int:
+    """Return how many weights are trained."""
+    return shape.adapters(config.lora_rank) if config.lora_rank else shape.parameters
+
+
+def moments_about(trained: int, config: LearnerConfig) -> int:
+    """Return about how many bytes the optimizer's moments have."""
+    return trained * (2 if config.optimizer == "adamw8bit" else 8)
+
+
+def checkpoint_about(shape: ModelShape, config: LearnerConfig) -> int:
+    """Return about how many bytes a checkpoint has, from the model's sizes alone."""
+    trained, model = trained_of(shape, config), shape.parameters * size_of(dtype_about(config))
+    return checkpoint_bytes(config, trained=trained, moments=moments_about(trained, config), model=model)

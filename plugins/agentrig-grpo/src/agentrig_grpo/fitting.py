@@ -16,6 +16,7 @@ weights that an update gives, so a user must ask for them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
@@ -33,6 +34,7 @@ from agentrig.hardware.memory import (
     DeviceMemory,
     ModelShape,
     ServerNeed,
+    or_more,
 )
 from agentrig.servers import ServerMemory
 from agentrig_grpo.config import LearnerConfig
@@ -122,6 +124,19 @@ class Need:
     def towards(self, other: Need, share: float) -> Need:
         """Return another need, with its activations a share of the way from this one's."""
         return attrs.evolve(other, activations=int(self.activations + share * (other.activations - self.activations)))
+
+
+def checkpoint_bytes(config: LearnerConfig, *, trained: int, moments: int, model: int) -> int:
+    """Return about how many bytes a checkpoint has.
+
+    Args:
+        trained: How many weights are trained.
+        moments: Bytes of the optimizer's moments.
+        model: Bytes of the whole model's files; with adapters only these are written.
+    """
+    weights = 4 * trained
+    kept = weights if config.final == "best" else 0
+    return moments + weights + kept + (weights if config.lora_rank else model)
 
 
 def proof_bytes(vocabulary: int, hidden: int, *, frozen: bool) -> int:
@@ -404,7 +419,8 @@ class Fitting:
                 f"{in_gib(self.serving(tightest).memory(tightest.cache))}, and {in_gib(self.device.budget)} of "
                 f"{self.device.name} are free for both{limit}: it has {in_gib(self.device.total)}{others}.\n  "
             )
-        return what + next((cure for cure, way in self._cures() if way.first()), OTHERWISE)
+        cure = next((cure for cure, way in self._cures() if way.first()), OTHERWISE)
+        return what + cure + or_more(self.device, lambda device: bool(attrs.evolve(self, device=device).first()))
 
     @property
     def asked(self) -> int:
@@ -424,8 +440,12 @@ class Fitting:
             if tokens < self.asked:
                 yield f"Set algorithm.tokens_per_batch = {tokens}", with_(tokens_per_batch=tokens, **twice)
         if self.server.given and not self.begun:
-            less = attrs.evolve(self, server=attrs.evolve(self.server, given=0))
-            yield "Set server.gpu_memory_utilization = 0, so that the server gets what it needs", less
+            least = -(-100 * attrs.evolve(self.server, given=0).memory(0) // self.device.total)
+            shares = range(100 * self.server.given // self.device.total, least - 1, -1)
+            found = bisect_left(shares, True, key=lambda share: bool(self._giving(share).first()))
+            for share in shares[found : found + 1]:  # the largest that fits
+                cure = f"Set server.gpu_memory_utilization = {share / 100:g} or less, or 0 for what the server needs"
+                yield cure, self._giving(share)
         if self.config.server_sleep is False and self.device.accelerator and not self.config.max_staleness:
             yield "Set algorithm.server_sleep = true", with_(server_sleep=True, **twice)
         if self.config.moments == "device" and self.config.optimizer == "adamw" and self.device.accelerator:
@@ -436,6 +456,10 @@ class Fitting:
         if not self.config.lora_rank:
             cure = "Set algorithm.lora_rank = 16, which trains adapters only"
             yield cure, with_(lora_rank=16, gradient_checkpointing=True)
+
+    def _giving(self, share: int) -> Fitting:
+        """Return the same with a server that gets a share of the device, in percent."""
+        return attrs.evolve(self, server=attrs.evolve(self.server, given=share * self.device.total // 100))
 
 
 OTHERWISE = "Take a smaller model, or a device with more memory"

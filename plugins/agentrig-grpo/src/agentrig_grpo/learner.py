@@ -24,7 +24,7 @@ from agentrig.audit.sketch import Sketch
 from agentrig.delivery.digests import digests, fingerprint
 from agentrig.delivery.verdict import difference
 from agentrig.demonstrations import Turn
-from agentrig.device_memory import give_memory_back
+from agentrig.device_memory import give_memory_back, shortage
 from agentrig.errors import AgentrigError, memory_named
 from agentrig.hardware.memory import in_words
 from agentrig.learners import TrainSample as TrainSample
@@ -36,7 +36,7 @@ from agentrig_grpo.config import LearnerConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.encoding import encode
 from agentrig_grpo.figures import Figures, of_pass
-from agentrig_grpo.fitting import CPU_PASS, group_length, lower
+from agentrig_grpo.fitting import CPU_PASS, checkpoint_bytes, group_length, lower
 from agentrig_grpo.host_copy import HostCopy
 from agentrig_grpo.host_moments import PART
 from agentrig_grpo.lora import factors, live_weights
@@ -141,6 +141,7 @@ class Learner:
         self._host_memory = host_memory
         self._latest = 0  # tokens of the latest pass
         self.gives_back = config.server_sleep is True
+        self.lowered: Callable[[int, int, str], None] = lambda tokens, recomputed, why: None  # keeps that it was
         self.limit: Callable[[bool], None] = lambda updating: None  # sets how much of the device torch may hold
 
     def update(self, samples: Sequence[TrainSample], *, step: int, sketch: Sketch | None = None) -> dict[str, float]:
@@ -297,7 +298,7 @@ class Learner:
                 smaller = lower(self.tokens, self.recomputed, latest=self._latest, group=group, most=most)
                 if smaller is None:
                     raise out_of_memory(error, self.config, step, self._latest, self.tokens) from error
-                said = str(error).splitlines()[0]
+                said = shortage(str(error))
             # Only here is the memory of the failed pass free: the error held it.
             for name, count in before.items():
                 setattr(figures, name, count)
@@ -308,6 +309,7 @@ class Learner:
             if self._device.type != "cpu":
                 torch.get_device_module(self._device.type).empty_cache()
             self.fit(*smaller)
+            self.lowered(*smaller, f"step {step}: the device ran out of memory: {said}")
             log.warning(
                 "step %d: the device ran out of memory (%s): its passes begin again, with at most %d tokens and %d of "
                 "%d layers computed twice, and stay so",
@@ -531,10 +533,9 @@ class Learner:
             )
         else:
             self._host.reserve(held)
-        kept = weights if self.config.final == "best" else 0
         written: torch.dtype = getattr(torch, self._dtype)
-        model_bytes: int = written.itemsize * sum(t.numel() for t in model)
-        return moments + weights + kept + (weights if self.config.lora_rank else model_bytes)
+        size = written.itemsize * sum(t.numel() for t in model)
+        return checkpoint_bytes(self.config, trained=weights // 4, moments=moments, model=size)
 
     def copied(self) -> Callable[[Path], None] | None:
         """Copy what `save` writes, and return what writes the copy; see `agentrig.learners.Copying`."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch  # noqa: TID253  (imported with the learner only)
 
-from agentrig.errors import RunStopped
+from agentrig.device_memory import shortage
+from agentrig.errors import OutOfMemory, RunStopped
 from agentrig.learners import TrainSample
 from agentrig.tasks import Task
 from agentrig_grpo.config import LearnerConfig
@@ -17,23 +18,24 @@ log = logging.getLogger(__name__)
 
 def out_of_memory(
     error: torch.OutOfMemoryError, config: LearnerConfig, step: int, latest: int, most: int
-) -> RunStopped:
+) -> OutOfMemory:
     """Return what to do where the device's memory is too small for the smallest passes that were left.
 
     Args:
         latest: Tokens of the latest pass.
         most: Most tokens that one may have.
     """
-    if latest > most:
-        cure = f"A call of {latest} tokens is longer than that. Set algorithm.max_length to less"
-    else:
-        cure = "Smaller ones were not left. Take a smaller model, or a device with more memory"
     if config.gradient_checkpointing is False:
-        cure += ", or set algorithm.gradient_checkpointing = true"
-    return RunStopped(
-        f"step {step}: the device ran out of memory in a pass of {latest} tokens, with at most {most} a pass "
-        f"({str(error).splitlines()[0]})\n  {cure}",
-        cause="out-of-memory",
+        cure = "Set algorithm.gradient_checkpointing = true"
+    elif latest > most:
+        cure = f"A call of {latest} tokens is longer than that. Set algorithm.max_length to less"
+    elif config.lora_rank:
+        cure = "Smaller ones were not left. Take a smaller model, or a device with more memory"
+    else:
+        cure = "Smaller ones were not left. Set algorithm.lora_rank = 16, which trains adapters only"
+    return OutOfMemory(
+        f"step {step}: the device ran out of memory in a pass of {latest} tokens, with at most {most} a pass: "
+        f"{shortage(str(error))}\n  {cure}"
     )
 
 

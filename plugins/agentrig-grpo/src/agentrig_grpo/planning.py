@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ class MemoryPlan:
         chunk: Most logits at once.
         known: Whether the need of an update was estimated: a small one is not, nor one that can't be.
         server: The run's server, once it was asked to start.
+        record: Keeps `facts` in the manifest, each time that it has changed.
     """
 
     fitting: Fitting
@@ -59,6 +60,9 @@ class MemoryPlan:
     chunk: int
     known: bool = True
     server: Server | None = None
+    record: Callable[[Mapping[str, Any]], None] = lambda facts: None
+    _first: Mapping[str, Any] = attrs.field(init=False)
+    _chosen_again: list[Mapping[str, Any]] = attrs.field(factory=list, init=False)
     _started: bool = attrs.field(default=False, init=False)
     _exceeded: bool = attrs.field(default=False, init=False)
 
@@ -92,6 +96,9 @@ class MemoryPlan:
 
     def facts(self) -> Mapping[str, Any]:
         """Return the plan for the manifest; sizes in bytes."""
+        return {**self._first, "again": self._chosen_again} if self._chosen_again else self._first
+
+    def __attrs_post_init__(self) -> None:
         found = {
             "device": attrs.asdict(self.fitting.device),
             "server": attrs.asdict(self.fitting.server),
@@ -99,7 +106,13 @@ class MemoryPlan:
             "chunk": self.chunk,
             "line": self.line(),
         }
-        return {**found, "update": self.fitting.need(self.choice).peak} if self.known else found
+        self._first = {**found, "update": self.fitting.need(self.choice).peak} if self.known else found
+
+    def chosen_again(self, tokens: int, recomputed: int, why: str) -> None:
+        """Keep what was chosen later, and why, for the manifest too."""
+        self.choice = attrs.evolve(self.choice, tokens=tokens, recomputed=recomputed)
+        self._chosen_again.append({"choice": attrs.asdict(self.choice), "why": why, "line": self.line()})
+        self.record(self.facts())
 
     def hold(self, updating: bool) -> None:
         """Where the run has a limit, or its server sleeps, let this process take what is left to the learner.
@@ -157,7 +170,7 @@ class MemoryPlan:
             server=attrs.evolve(server, given=max(own, server.memory(self.choice.cache))),
             owner="its server" if counted is not None else "its server, or what others took while it started,",
         )
-        self._choose(learner, self.fitting.choose())
+        self._choose(learner, self.fitting.choose(), "the size of its server, which has started")
 
     def _counted(self) -> int | None:
         """Return the bytes of the device that this process and its server hold; None where they can't be counted."""
@@ -180,16 +193,16 @@ class MemoryPlan:
         if found is None:
             log.warning("an update took %s, and %s were planned", in_gib(most), in_gib(most - more))
         else:
-            self._choose(learner, found)
+            self._choose(learner, found, f"the first update, which took {in_gib(most)}")
 
     def _measured(self, **changes: Any) -> None:
         self.fitting = attrs.evolve(self.fitting, begun=self.choice, **changes)
 
-    def _choose(self, learner: Learner, found: Choice) -> None:
+    def _choose(self, learner: Learner, found: Choice, why: str) -> None:
         """Let the learner take less, if it has to."""
         if found.tokens < learner.tokens or found.recomputed > learner.recomputed:
-            self.choice = found
             learner.fit(found.tokens, found.recomputed)
+            self.chosen_again(found.tokens, found.recomputed, why)
             log.warning("chosen again, after a measurement: %s", self.line())
 
 

@@ -15,7 +15,8 @@ import attrs
 
 from agentrig import AgentrigError, Endpoint
 from agentrig.algorithms import Session
-from agentrig.errors import ConfigError
+from agentrig.device_memory import GONE, shortage
+from agentrig.errors import ConfigError, OutOfMemory
 from agentrig.hardware import Hardware
 from agentrig.pools import MakePool
 from agentrig.runners.jobs import AgentPlan
@@ -24,6 +25,7 @@ from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checkpoints import whole_model
 from agentrig_verl.checks import check, check_loggers
 from agentrig_verl.keys import changed, keys_of, memory_plan, served_with
+from agentrig_verl.planning import DYNAMIC, SHARE, TOKENS
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 
 ENGINE_DIED = "EngineDeadError"
 """What vLLM's server raises when its engine process has died. Ray wraps it as an error of the call."""
+
+HOST = "ray.exceptions.OutOfMemoryError"
+"""What Ray raises where it ended a process because the host has too little memory."""
 
 
 @attrs.define(eq=False)
@@ -90,6 +95,8 @@ class Verl:
             with logging_into(session.directory):
                 trainer.fit(self.manager(composed, session, trainer.endpoints))
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+            if memory := out_of_memory(str(error), session.resumes):
+                raise memory from error
             alive = isinstance(error, ray.exceptions.RayTaskError) and ENGINE_DIED not in str(error)
             what = "failed" if alive else "died"
             raise AgentrigError(
@@ -204,6 +211,24 @@ class Verl:
         if f"{ROLLOUT}.max_model_len" not in flat and prompt and response:
             keys[f"{ROLLOUT}.max_model_len"] = prompt + response
         return keys
+
+
+def out_of_memory(text: str, resumes: str) -> OutOfMemory | None:
+    """Return what to raise for a worker's error if its device ran out of memory, else None.
+
+    Args:
+        text: What Ray says: the worker's traceback.
+        resumes: The command that resumes the run.
+    """
+    lines = [line for line in text.splitlines() if GONE.search(line) and HOST not in line]
+    if not lines:
+        return None
+    said = max(lines, key=len)  # some have the error's class only
+    cure = f"Set {SHARE} lower" if "/vllm/" in text else f"Set {TOKENS} lower, with {DYNAMIC} = true"
+    return OutOfMemory(
+        f"a worker of verl: its device ran out of memory: {shortage(said, 'the worker')}\n  {cure}, in "
+        f"[algorithm.verl]. The unfinished step is lost. Resume from the last checkpoint with: {resumes}"
+    )
 
 
 def warn_of_tokenizer(model: str, *, trust_remote_code: bool = False) -> None:

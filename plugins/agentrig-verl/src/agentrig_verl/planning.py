@@ -36,6 +36,7 @@ from agentrig.hardware.memory import (
     ServerNeed,
     Workload,
     estimate,
+    or_more,
 )
 from agentrig.servers import ServerMemory
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
@@ -298,7 +299,8 @@ class VerlPlan:
             f"{in_gib(self.budget)} of {self.device.name} are free for them{limit}. With passes of "
             f"{tightest.tokens:,} tokens: {self.need(tightest.tokens).describe()}.\n  "
         )
-        return said + next((cure for cure, plan in self._cures() if plan.first()), OTHERWISE)
+        cure = next((cure for cure, plan in self._cures() if plan.first()), OTHERWISE)
+        return said + cure + or_more(self.device, lambda device: bool(attrs.evolve(self, device=device).first()))
 
     def _cures(self) -> Iterator[tuple[str, VerlPlan]]:
         """Yield what may help, in words, and the plan with it."""

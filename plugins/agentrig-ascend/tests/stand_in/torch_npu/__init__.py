@@ -23,7 +23,11 @@ def _device_module() -> Any:
     module.current_device = lambda: 0
     module.set_device = lambda device: None
     module.synchronize = lambda device=None: None
-    module.empty_cache = lambda: None
+    module.empty_cache = lambda: module.told.append("empty_cache")
+    module.mem_get_info = lambda device=None: (40 << 30, 64 << 30)
+    module.memory_reserved = lambda device=None: 4 << 30
+    module.set_per_process_memory_fraction = lambda share, device=None: module.told.append(share)
+    module.told = []
     module._is_in_bad_fork = lambda: False
     module.manual_seed_all = lambda seed: None
     module.get_device_name = lambda device=0: "Ascend910B3"

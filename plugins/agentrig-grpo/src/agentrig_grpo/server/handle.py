@@ -155,7 +155,8 @@ class Embedded:
 
     def check(self) -> None:
         """Raise `ServerError` if the process has died."""
-        self._running().check()
+        with self._shortages("answer"):
+            self._running().check()
 
     def take(
         self,
