@@ -187,9 +187,11 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         yield table
         if measured.where.startswith("held-out") and measured.classes:
             n = len(measured.classes)
-            table = _ends(f"the {SHOWN} of {n} classes that changed most" if n > SHOWN else "by class")
-            table.add_column()
-            for name, *cells in by_class(measured, SHOWN):
+            head = f"the {SHOWN} of {n} classes" if n > SHOWN else "by class"
+            table = _ends(f"{head} that changed by most points" if n > SHOWN else head)
+            corrected, rows = by_class(measured, SHOWN)
+            table.add_column(corrected)
+            for name, *cells in rows:
                 table.add_row(Text(one_line(cut(name, LONGEST_ID))), *cells)
             yield table
     for name in second_rewards(run):
