@@ -660,6 +660,33 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
     assert (told in done.output, "a higher --until, such as 0.44" in done.output) == (guesses, share > 0)
 
 
+@pytest.mark.parametrize("ever", [True, False])
+def test_one_easy_class_does_not_end_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ever: bool) -> None:
+    """The training is scripted. A class that is never right holds it up, but not for ever."""
+
+    def found(count: int, shelf: int) -> Measurement:
+        classes = {("kind", "count"): (count, 32), ("kind", "shelf"): (shelf, 32)}
+        return Measurement(accuracy=(count + shelf) / 64, reward=0.0, n=64, classes=classes)
+
+    def made(plan: Any, wanted: Any, labels: Any, turns: Any, log: Any, enough: Any, learned: Any) -> Any:
+        wanted.directory.mkdir()
+        assert 0.5 <= enough(0.5, lambda: found(0, 20)) < 1
+        assert enough(1.0, lambda: found(2, 20) if ever else found(0, 29)) >= 1
+        return StartingModel(
+            directory=wanted.directory, parameters=1, vocabulary=1, context=9, longest=1, longest_reply=1, lr=1e-3,
+            updates=1, passes=1.0, losses=(0.5,), wall_s=1.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr("agentrig.run.warmup.make_start", made)
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--parameters", "6e4", "--tokenizer", "bytes"]
+    done = CliRunner().invoke(main, [*words, "--no-measure", "--until", "0.2", "--out", str(tmp_path / "m")])
+    assert done.exit_code == 0, done.output
+    waits = "kind=count (32 rollouts) was never right: reward can't teach what is never right. So the training goes on"
+    assert done.output.count(waits) == 1
+    assert "because --until 0.2 was reached, in two tries" in done.output
+    assert "far past" not in done.output, "it waited"
+
+
 def test_a_model_is_not_tried_again_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(plan: Any, wanted: Any, labels: Any, turns: Any, log: Any, enough: Any, learned: Any) -> Any:
         wanted.directory.mkdir()
