@@ -355,23 +355,26 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     reached: float,
     passes: int,
 ) -> None:
-    """The measurements are given; that a model is really measured is in the command's test below."""
+    """The measurements are given, but for one that tells the classes of its tasks."""
     shares, said = iter([0.1, 0.2, 0.3, 0.4, 0.5]), list[float]()
 
     def enough(done: float, measure: Callable[[], Any]) -> bool:
         assert 0 < done < 6
+        if reached == 0.05:
+            found = measure()
+            assert [(of, n) for of, (_, n) in found.classes.items()] == [(("kind", "color"), len(labels.measured))]
         said.append(next(shares))
         return said[-1] >= reached
 
     plan = colors()
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
+    labels = choose_labels(plan, 0, seed=0)
+    labels = attrs.evolve(labels, measured=[attrs.evolve(t, slices={"kind": "color"}) for t in labels.measured])
     caplog.set_level("INFO")
     learned, limits, end = list[tuple[int, int, float | None]](), list[float](), Auditing.end
     monkeypatch.setattr(Auditing, "end", lambda self, *given: (limits.append(self.wall_s), end(self, *given))[1])
-    made = make_start(
-        plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough, learned=lambda *of: learned.append(of)
-    )
+    made = make_start(plan, wanted, labels, turns, enough=enough, learned=lambda *of: learned.append(of))
     assert [of[:2] for of in learned] == [(n, 6) for n in range(1, passes + 1) for _ in "ab"], "after each step, twice"
     seconds = [s for _, _, s in learned if s is not None]
     assert [s for _, _, s in learned[1::2]] == [None] * passes, "while a step is audited, no time of training goes by"
@@ -380,6 +383,7 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
         assert nobody_can_mend not in caplog.text
     assert "checked step 1" in caplog.text
+    assert "held-out" not in caplog.text, "it has no such tasks"
     assert "not looked at" not in caplog.text, "a warm-up has no tasks, samples and scores to look at"
     assert len(made.losses) == made.steps == passes
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "the run that trained it is gone"

@@ -368,6 +368,18 @@ def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
     assert "failed 1 (1 llm-error)" in ending(run)
 
 
+def test_of_an_answer_with_keys_those_that_differ_are_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3)
+    for end, file in enumerate(sorted((run / "rollouts").glob("report-*.parquet"))):
+        table = pq.read_table(file)
+        answer = json.dumps({"ids": ["b11", "b13"], "title": f"of end {end}", "more": None})
+        column = pa.array([answer] * len(table), table.schema.field("answer").type)
+        pq.write_table(table.set_column(table.schema.get_field_index("answer"), "answer", column), file)
+    shown = " ".join(ending(run).split())
+    assert '"title": "of end 0" "title": "of end 1" } } … 2 keys alike … 2 keys alike' in shown
+    assert "b11" not in shown
+
+
 def test_the_end_of_a_run_has_its_second_reward(tmp_path: Path):
     run = write_run(tmp_path / "run", steps=4, second_reward="strict")
     rewards = [json.loads(line)["reward"] for line in (run / "metrics.jsonl").read_text().splitlines()]
