@@ -161,6 +161,22 @@ def test_a_run_says_which_held_out_tasks_its_model_was_warmed_up_on(
     assert [data[role]["labels"] for role in ("train", "report")] == [12, 0]
 
 
+def test_a_run_quotes_the_verdict_of_a_warm_up_that_advised_against_its_model(
+    colors: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(STARTER, model, copy_function=os.symlink)
+    own = [f"algorithm.model={model}", f"run.directory={model}/config.json"]  # no folder: the run ends soon
+    for ready in (False, True):
+        caplog.clear()
+        verdict = {"kind": "hopeless", "message": "Don't train this model by reward yet: few differ. Give more labels."}
+        (model / "warmup.json").write_text(json.dumps({"ready": ready, "verdict": verdict}))
+        with pytest.raises(AgentrigError, match=r"config\.json"):
+            train(colors(*own))
+        said = f"agentrig warmup said of {model}: Don't train this model by reward yet: few differ (warmup.json there"
+        assert (said in caplog.text) != ready
+
+
 def test_gold_is_found_or_its_keys_are_named() -> None:
     def task(**private: Any) -> Task:
         return Task(id="t", input={}, private=private)
