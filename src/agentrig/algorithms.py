@@ -30,11 +30,14 @@ class Measurement:
         accuracy: Share of correct rollouts, from 0 to 1; None if `n` is 0.
         reward: Mean reward; None if `n` is 0.
         n: Number of rollouts.
+        classes: Of each class of each slice of the tasks (`Task.slices`): how many rollouts are right, and how many
+            there are; empty where nobody asked.
     """
 
     accuracy: float | None
     reward: float | None
     n: int
+    classes: Mapping[tuple[str, str], Sequence[int]] = attrs.field(factory=dict, repr=False)
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout]) -> Measurement:

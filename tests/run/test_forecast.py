@@ -34,7 +34,7 @@ from agentrig.figures import duration, percent
 from agentrig.plan import Plan, resolve
 from agentrig.processes.servers import ServerError
 from agentrig.run.forecast import Trial
-from agentrig.run.verdict import differing, judge, pass_at
+from agentrig.run.verdict import differing, judge, never_right, pass_at
 from agentrig.tasks import input_key
 from agentrig.traces import SERVER
 from agentrig.view.comparison import money
@@ -94,8 +94,28 @@ def test_the_verdict_names_kinds_of_tasks_that_were_never_right(groups: Any, sai
         for kind, group in zip(("copies", "author", "reserve") * 4, groups_of(*groups), strict=False)
     ]
     found = judge(of, 2)
-    assert (f"But {said} never right: reward can't teach" in found.message) == bool(said), found.message
+    assert (f"{said} never right: reward can't teach" in found.message) == bool(said), found.message
     assert ("never right" in found.message) == bool(said)
+
+
+def test_classes_that_were_never_right_are_those_of_one_slice_and_the_advice_is_given_once() -> None:
+    """The slice `turns` has the same rollouts: of as many, the slice with more classes says more."""
+    tried = {("kind", "count"): (0, 80), ("kind", "who"): (0, 180), ("kind", "shelf"): (90, 90)}
+    tried |= {("turns", "2"): (90, 90), ("turns", "3"): (0, 260)}
+    assert never_right(tried).startswith("kind=count (80 rollouts) and kind=who (180) were never right: reward can't")
+    rights = {"copies": [(1, 1)], "author": [(0, 0)]}
+    of = [
+        [attrs.evolve(r, task=attrs.evolve(r.task, slices={"kind": kind})) for r in group]
+        for kind, groups in rights.items()
+        for group in groups_of(*groups * 9)
+    ]
+    found = judge(of, 2, cure="Give more labels.")
+    assert found.kind == "hopeless"
+    last = "rewards that differ, and these are about 0% of the tasks (95%: 0% to 18%) only"
+    assert last in found.message
+    end = ". kind=author (18 rollouts) was never right: reward can't teach what is never right. Raise the temperature"
+    assert end in found.message, "it does not contrast"
+    assert "Warm up longer" not in found.message
 
 
 def test_the_verdict_names_a_kind_of_tasks_that_was_hardly_ever_right() -> None:

@@ -161,6 +161,22 @@ def test_a_run_says_which_held_out_tasks_its_model_was_warmed_up_on(
     assert [data[role]["labels"] for role in ("train", "report")] == [12, 0]
 
 
+def test_a_run_quotes_the_verdict_of_a_warm_up_that_advised_against_its_model(
+    colors: Callable[..., Plan], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(STARTER, model, copy_function=os.symlink)
+    own = [f"algorithm.model={model}", f"run.directory={model}/config.json"]  # no folder: the run ends soon
+    for ready in (False, True):
+        caplog.clear()
+        verdict = {"kind": "hopeless", "message": "Don't train this model by reward yet: few differ. Give more labels."}
+        (model / "warmup.json").write_text(json.dumps({"ready": ready, "verdict": verdict}))
+        with pytest.raises(AgentrigError, match=r"config\.json"):
+            train(colors(*own))
+        said = f"agentrig warmup said of {model}: Don't train this model by reward yet: few differ (warmup.json there"
+        assert (said in caplog.text) != ready
+
+
 def test_gold_is_found_or_its_keys_are_named() -> None:
     def task(**private: Any) -> Task:
         return Task(id="t", input={}, private=private)
@@ -355,23 +371,26 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     reached: float,
     passes: int,
 ) -> None:
-    """The measurements are given; that a model is really measured is in the command's test below."""
+    """The measurements are given, but for one that tells the classes of its tasks."""
     shares, said = iter([0.1, 0.2, 0.3, 0.4, 0.5]), list[float]()
 
     def enough(done: float, measure: Callable[[], Any]) -> bool:
         assert 0 < done < 6
+        if reached == 0.05:
+            found = measure()
+            assert [(of, n) for of, (_, n) in found.classes.items()] == [(("kind", "color"), len(labels.measured))]
         said.append(next(shares))
         return said[-1] >= reached
 
     plan = colors()
     wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0)
     turns = [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))]
+    labels = choose_labels(plan, 0, seed=0)
+    labels = attrs.evolve(labels, measured=[attrs.evolve(t, slices={"kind": "color"}) for t in labels.measured])
     caplog.set_level("INFO")
     learned, limits, end = list[tuple[int, int, float | None]](), list[float](), Auditing.end
     monkeypatch.setattr(Auditing, "end", lambda self, *given: (limits.append(self.wall_s), end(self, *given))[1])
-    made = make_start(
-        plan, wanted, choose_labels(plan, 0, seed=0), turns, enough=enough, learned=lambda *of: learned.append(of)
-    )
+    made = make_start(plan, wanted, labels, turns, enough=enough, learned=lambda *of: learned.append(of))
     assert [of[:2] for of in learned] == [(n, 6) for n in range(1, passes + 1) for _ in "ab"], "after each step, twice"
     seconds = [s for _, _, s in learned if s is not None]
     assert [s for _, _, s in learned[1::2]] == [None] * passes, "while a step is audited, no time of training goes by"
@@ -380,6 +399,7 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     for nobody_can_mend in ("split too", "not in the training split", str(tmp_path)):
         assert nobody_can_mend not in caplog.text
     assert "checked step 1" in caplog.text
+    assert "held-out" not in caplog.text, "it has no such tasks"
     assert "not looked at" not in caplog.text, "a warm-up has no tasks, samples and scores to look at"
     assert len(made.losses) == made.steps == passes
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "the run that trained it is gone"
@@ -658,6 +678,33 @@ def test_a_model_that_may_only_guess_is_told_when_enough_is_reached(
     assert said[3] == "the training ended after 1 of 20 passes, because --until 0.2 was reached, in two tries"
     told = "one and the same answer would be right in about 25% of the tasks, and the training ended at 23.0%: this"
     assert (told in done.output, "a higher --until, such as 0.44" in done.output) == (guesses, share > 0)
+
+
+@pytest.mark.parametrize("ever", [True, False])
+def test_one_easy_class_does_not_end_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ever: bool) -> None:
+    """The training is scripted. A class that is never right holds it up, but not for ever."""
+
+    def found(count: int, shelf: int) -> Measurement:
+        classes = {("kind", "count"): (count, 32), ("kind", "shelf"): (shelf, 32)}
+        return Measurement(accuracy=(count + shelf) / 64, reward=0.0, n=64, classes=classes)
+
+    def made(plan: Any, wanted: Any, labels: Any, turns: Any, log: Any, enough: Any, learned: Any) -> Any:
+        wanted.directory.mkdir()
+        assert 0.5 <= enough(0.5, lambda: found(0, 20)) < 1
+        assert enough(1.0, lambda: found(2, 20) if ever else found(0, 29)) >= 1
+        return StartingModel(
+            directory=wanted.directory, parameters=1, vocabulary=1, context=9, longest=1, longest_reply=1, lr=1e-3,
+            updates=1, passes=1.0, losses=(0.5,), wall_s=1.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr("agentrig.run.warmup.make_start", made)
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--parameters", "6e4", "--tokenizer", "bytes"]
+    done = CliRunner().invoke(main, [*words, "--no-measure", "--until", "0.2", "--out", str(tmp_path / "m")])
+    assert done.exit_code == 0, done.output
+    waits = "kind=count (32 rollouts) was never right: reward can't teach what is never right. So the training goes on"
+    assert done.output.count(waits) == 1
+    assert "because --until 0.2 was reached, in two tries" in done.output
+    assert "far past" not in done.output, "it waited"
 
 
 def test_a_model_is_not_tried_again_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

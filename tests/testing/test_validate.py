@@ -706,6 +706,16 @@ def test_a_trial_shows_the_rewards_of_calls(tmp_path: Path) -> None:
     assert "first rewards of calls gold [0.5], nonsense [0.5]" in shown, shown
 
 
+def test_figures_of_a_rollout_are_those_of_right_replies(tmp_path: Path) -> None:
+    """After nonsense this agent ends; after a reply that it can read it asks once more."""
+    file = tmp_path / "twice.py"
+    reads = 'json.loads(reply.json()["choices"][0]["message"]["content"])'
+    again = 'httpx.post(f"{endpoint.base_url}/chat/completions", json={**body, **endpoint.sampling}, timeout=60)'
+    file.write_text(REFUNDS.replace(f"return {reads}", f"return ({reads}, {again})[0]"))
+    shown = " ".join(validate(str(file), "--only", "play.parts").stdout.split())
+    assert "figures below of 3 rollouts with right replies calls per rollout 2.0 prompt tokens" in shown, shown
+
+
 def test_an_answer_of_another_type_than_gold_is_told_with_both_types(tmp_path: Path) -> None:
     file = tmp_path / "amounts.py"
     text = Path(FILE).read_text("utf-8")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,7 @@ from agentrig.text import CONTROLS
 from agentrig.traces import LLM_CALL, REWARD
 from agentrig.view import build_report, tables
 from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.outcome import by_class
 from agentrig.view.comparison import compare
 from agentrig.view.diagnosis import diagnose, words
 from agentrig.view.page import render
@@ -301,6 +303,49 @@ def test_parts_of_the_held_out_reward_and_classes_are_shown(tmp_path: Path) -> N
     assert "form" in [row[0].strip() for row in results([compare([run]).rows[0]]).rows]
 
 
+def with_graded(run: Path, lift: float) -> None:
+    """Make the held-out rewards of wrong answers 0.1, and those of the first half `lift` more at the end."""
+    for end, file in enumerate(sorted((run / "rollouts").glob("report-*.parquet"))):
+        table = pq.read_table(file)
+        rows = zip(table["value"].to_pylist(), table["slices"].to_pylist(), strict=True)
+        values = [value or 0.1 + lift * end * ("first" in of) for value, of in rows]
+        column = pa.array(values, table.schema.field("value").type)
+        pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", column), file)
+
+
+def test_classes_tell_the_mean_reward_where_rewards_are_graded(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3, held_out=60, lift=0.0)
+    assert "tasks, mean reward" not in ending(run)
+    assert "reward_after" not in tables.held_out(read_run(run))["slices"]["half"]["first"]
+    with_graded(run, 0.2)
+    (line,) = lines_with(ending(run), "half = first")
+    before, after = map(float, re.search(r"30 tasks, mean reward (0\.\d{3}) → (0\.\d{3})", line).groups())
+    of = tables.held_out(read_run(run))["slices"]["half"]["first"]
+    assert (before, after) == (
+        pytest.approx(of["reward_before"], abs=1e-3),
+        pytest.approx(of["reward_after"], abs=1e-3),
+    )
+    assert after > before
+    assert re.search(r"first.*?of 30, mean reward 0\.\d+", render([read_run(run)]), re.DOTALL)
+
+
+def test_the_classes_that_are_shown_changed_by_most_points_and_losses_are_among_them(tmp_path: Path) -> None:
+    """A class of many tasks that changed in more of them, but by fewer points, comes after a small one."""
+    shares = {f"gain {i}": (100, 10, 11 + i) for i in range(8)} | {"loss": (20, 10, 4)}
+
+    def of(name: str, n: int, right: int) -> dict[str, tuple[str, bool, str, float]]:
+        return {f"{name} {i}": (f"{name} {i}", i < right, "", float(i < right)) for i in range(n)}
+
+    ends = {("kind", name): (of(name, n, before), of(name, n, after)) for name, (n, before, after) in shares.items()}
+    evidence = Evidence(run=read_run(write_run(tmp_path / "run", steps=1)), steps=(), ends=None, where="held-out")
+    evidence.__dict__["classes"] = ends
+    corrected, rows = by_class(evidence, 8)
+    assert [row[0] for row in rows] == ["kind = loss", *(f"kind = gain {i}" for i in range(7, 0, -1))]
+    assert corrected == ""
+    ends["kind", "loss"] = (of("loss", 20, 18), of("loss", 20, 2))
+    assert by_class(evidence, 8)[0] == "p corrected for 9 classes"
+
+
 def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
     run = write_run(tmp_path / "my run", steps=3)
     lines = ending(run).splitlines()
@@ -321,6 +366,18 @@ def test_the_end_of_a_run_shows_the_gain_a_task_and_the_cause(tmp_path: Path):
     assert why.removeprefix("why: ") in words(diagnose(run))
     assert "3 steps in " in ending(run)
     assert "failed 1 (1 llm-error)" in ending(run)
+
+
+def test_of_an_answer_with_keys_those_that_differ_are_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3)
+    for end, file in enumerate(sorted((run / "rollouts").glob("report-*.parquet"))):
+        table = pq.read_table(file)
+        answer = json.dumps({"ids": ["b11", "b13"], "title": f"of end {end}", "more": None})
+        column = pa.array([answer] * len(table), table.schema.field("answer").type)
+        pq.write_table(table.set_column(table.schema.get_field_index("answer"), "answer", column), file)
+    shown = " ".join(ending(run).split())
+    assert '"title": "of end 0" "title": "of end 1" } } … 2 keys alike … 2 keys alike' in shown
+    assert "b11" not in shown
 
 
 def test_the_end_of_a_run_has_its_second_reward(tmp_path: Path):

@@ -81,6 +81,7 @@ class Auditing:
         }
         self._auditor: Auditor | None = None
         self._sketch: Sketch | None = None
+        self._names = {} if tasks is None or tasks.get("report") else {"held-out": "measured accuracy"}
         self._said: set[str] = set()
         self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
         self.due = False
@@ -141,7 +142,11 @@ class Auditing:
         looked = f"all {len(found.looked)} parts" + (" that could be checked" if left else "")
         agree = [link for link in LINKS if link in found.looked and link not in wrong]
         looked = f"{len(agree)} of {len(found.looked)} parts" if wrong else looked
-        parts = f" ({', '.join(agree)})" if agree and step == self._sure - FIRST else ""
+        parts = (
+            f" ({', '.join(self._names.get(one, one) for one in agree)})"
+            if agree and step == self._sure - FIRST
+            else ""
+        )
         shares = [(v.link, *v.read) for v in found.verdicts if v.read is not None]
         log.info(
             "checked step %d in %.1f s: computed again from its records, %s agree%s%s%s",

@@ -96,7 +96,9 @@ class Evaluation:
         means, told = component_means(parts), told_components(parts)
         wrong = Counter(str(said) for score in scores if (said := score.details.get("wrong")))
         return cls(
-            **attrs.asdict(measured),
+            accuracy=measured.accuracy,
+            reward=measured.reward,
+            n=measured.n,
             ci95=wilson(sum(bool(r.correct) for r in scored), measured.n) if scored else None,
             failures=count_failures(rollouts),
             reasons=failure_reasons(rollouts),

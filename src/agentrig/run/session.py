@@ -47,6 +47,7 @@ from agentrig.run.metrics import (
 )
 from agentrig.run.past import Past, over_common, stated_ends
 from agentrig.run.trends import LOOKED_AT, SOLVED, Guards
+from agentrig.run.verdict import by_class
 from agentrig.runners.engine import RolloutEngine, Versions
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
@@ -443,7 +444,8 @@ class RunSession:
             log.info("validating on %s before step %d", amount(len(self.validation_tasks), "task"), self.first_step)
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
         self.measuring = ""
-        self.measured = found = Measurement.of(rollouts)
+        classes = by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None)
+        self.measured = found = attrs.evolve(Measurement.of(rollouts), classes=classes)
         if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
                 self._note_progress(validation_before=found.accuracy, validation_reward_before=found.reward)

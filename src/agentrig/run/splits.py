@@ -18,6 +18,7 @@ from agentrig.processes.put_back import left_alone, torch_put_back
 from agentrig.run.damage import read_object
 from agentrig.tasks import ROLES, Task, Tasks, by_input, input_key, overlap, repeated
 from agentrig.text import DEPTH_LIMIT, LARGE_WORDS, TOO_LARGE, amount, cut, words_of
+from agentrig.traces import mapping
 
 WITHOUT = {
     "validation": "nothing is measured while training",
@@ -147,6 +148,16 @@ def label_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], model: obje
         f"answers the model has seen; the first: {first.place or first.id}. Make the model again with the splits of "
         "this run (agentrig warmup --out ANOTHER_DIR), or split the tasks as it did (tasks.shares)"
     ]
+
+
+def start_warnings(model: object) -> list[str]:
+    """Return the warning that the warm-up that made the starting model advised against training it; the model's own."""
+    made = read_object(Path(str(model)).expanduser() / WARM_UP)
+    if made.get("ready", True):
+        return []
+    verdict = mapping(made.get("verdict"))
+    told = str(verdict.get("message") or "it is not ready").splitlines()[0]
+    return [f"agentrig warmup said of {model}: {told.partition('. ')[0]} ({WARM_UP} there says what to do)"]
 
 
 def split_warnings(

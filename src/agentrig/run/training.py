@@ -26,7 +26,7 @@ from agentrig.run.loop import runnable
 from agentrig.run.manifest import changed_settings, manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure, with_start
 from agentrig.run.session import Enough, RunSession
-from agentrig.run.splits import few_warnings, label_warnings, load_splits, split_warnings
+from agentrig.run.splits import few_warnings, label_warnings, load_splits, split_warnings, start_warnings
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Registry
@@ -118,6 +118,7 @@ def train(
         facts["descent"] = descent_of(facts["model"])
         told = few_warnings(splits["train"][1], plan.configs["algorithm"])
         told += [*split_warnings(splits, tasks, plan.run), *label_warnings(splits, facts["model"])]
+        told += start_warnings(facts["model"])
         facts["warnings"] = [*plan.gold_warnings(), *told]
         if run is not None:  # with what its directory knows of the run before
             before = run.manifest()

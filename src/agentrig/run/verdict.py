@@ -34,8 +34,8 @@ SOONER = 0.2
 WARM_UP = "warm up first (agentrig warmup, docs/how-to/laptop.md), make the tasks easier, or take a larger model"
 
 NEVER = (
-    "Warm up longer, with such tasks among the labels (agentrig warmup: more --labels; one kind alone can reach "
-    "--until), give demonstrations of them, or reward parts of their answers."
+    "Warm up longer, with such tasks among the labels (agentrig warmup: more --labels), give demonstrations of them, "
+    "or reward parts of their answers."
 )
 """What to do about classes of tasks that were never right."""
 
@@ -47,25 +47,30 @@ HARDLY = 0.05
 """Share of right rollouts up to which a class of tasks teaches hardly more than one that is never right."""
 
 
-def never_right(tried: Mapping[tuple[str, str], Sequence[int]], *, most: float = 0.0) -> str:
+def never_right(tried: Mapping[tuple[str, str], Sequence[int]], *, most: float = 0.0, advice: str = f" {NEVER}") -> str:
     """Say which classes of tasks were right in no rollout, though others were; '' if there is none, or by chance.
+
+    They are of one slice, the one that has most of such rollouts, and of such classes: those of another one are most
+    often the same rollouts.
 
     Args:
         tried: Of each class of each slice: how many of its rollouts were right, and how many there were.
         most: The share of right rollouts up to which a class is named too.
+        advice: What follows.
     """
     whole: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for (name, _), pair in tried.items():
         whole[name] = [a + b for a, b in zip(whole[name], pair, strict=True)]
-    found = []
+    by_slice: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
     for (name, part), (right, n) in sorted(tried.items()):
         rights, others = whole[name][0] - right, whole[name][1] - n
         if right > most * n or not rights:
             continue
         if _at_most(right, n, rights / others) < SIGNIFICANT:
-            found.append((f"{name}={part}", n, right))
-    if not found:
+            by_slice[name].append((f"{name}={part}", n, right))
+    if not by_slice:
         return ""
+    found = max(by_slice.values(), key=lambda classes: (sum(n for _, n, _ in classes), len(classes)))
     hardly = any(right for *_, right in found)
     counts = [f"{right} of {n}" if hardly else f"{n}" for _, n, right in found]
     (first, n, _), *more = found[:NAMED]
@@ -75,7 +80,7 @@ def never_right(tried: Mapping[tuple[str, str], Sequence[int]], *, most: float =
         words.append(f"{len(found) - NAMED} more")
     seldom, teaches = ("hardly ever", "teaches little of") if hardly else ("never", "can't teach")
     were = "were" if len(found) > 1 else "was"
-    return f"{' and '.join(words)} {were} {seldom} right: reward {teaches} what is {seldom} right. {NEVER}"
+    return f"{' and '.join(words)} {were} {seldom} right: reward {teaches} what is {seldom} right.{advice}"
 
 
 def _at_most(right: int, n: int, p: float) -> float:
@@ -238,12 +243,15 @@ def judge(
     tried = by_class((r.task.slices, bool(r.correct)) for r in rollouts if r.value is not None)
     never = never_right(tried, most=HARDLY)
     but, of = f" But {never}" if never else "", ""
+    and_never = f" {never_right(tried, most=HARDLY, advice='')}".rstrip()  # the cure follows
     if accuracy >= SOLVED:
         message = "The model already solves nearly all training tasks: little is left for training. Use harder tasks."
         return Verdict(kind="solved", message=f"{message}{but}")
     if isinstance(credit, TurnConfig):
         if why := unscored_calls(rollouts):
-            return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why}.{but}")
+            return Verdict(
+                kind="hopeless", message=f"Don't train this model by reward yet: {why}.{f' {never}' if never else ''}"
+            )
         values, of = [value for group in rewards for value in group] or values, " of calls"
     differ, average = differing(rewards, size), math.fsum(values) / len(values)
     are = "are" if any(len(group) > 1 for group in rewards) else "would be"
@@ -292,7 +300,7 @@ def judge(
         cure = cure or f"{warm_up}; for a model of agentrig warmup: more --labels or --passes."
         cure += " A lower temperature (algorithm.temperature) may help too."
     if why:
-        why += f".{but}" if but else "."
-        return Verdict(kind="hopeless", message=f"Don't train this model by reward yet: {why} {cure or general}")
+        message = f"Don't train this model by reward yet: {why}.{and_never} {cure or general}"
+        return Verdict(kind="hopeless", message=message)
     enough = learns if accuracy else f"no sampled answer is correct yet, but {learns}"
     return Verdict(kind="good", message=f"You can train this model by reward: {enough}.{but}")

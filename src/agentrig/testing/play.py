@@ -30,7 +30,7 @@ from agentrig.testing.kit import basic, needs
 from agentrig.testing.reward import NO_SCORE, RewardSubject
 from agentrig.testing.scripted import Reply
 from agentrig.testing.subject import CheckFailed, CheckSkipped
-from agentrig.text import cut, differs_in_form_only, json_kind, json_text, with_kind
+from agentrig.text import amount, cut, differs_in_form_only, json_kind, json_text, with_kind
 from agentrig.traces import items, mapping, message_of, reply_of, token_count
 
 NONSENSE = "lorem ipsum"
@@ -173,11 +173,16 @@ class PlaySubject(AgentSubject):
         return round(most / len(golds), 3) if most > 1 else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return what would be trained, and what it costs, as JSON values."""
+        """Return what would be trained, and what it costs, as JSON values.
+
+        A rollout costs what the right replies cost, where these are played: nonsense ends sooner.
+        """
         rollouts = self.rollouts
-        n = max(1, len(rollouts))
-        calls = [call.attributes for r in rollouts for call in r.trace.llm_calls()]
-        triplets = [triplet for r in rollouts for triplet in r.triplets]
+        right = [r for r in self.trials.get("gold", []) if r.correct]
+        counted = right or rollouts
+        n = max(1, len(counted))
+        calls = [call.attributes for r in counted for call in r.trace.llm_calls()]
+        triplets = [triplet for r in counted for triplet in r.triplets]
         costs = {
             "calls": len(calls),
             "prompt_tokens": sum(token_count(call, "prompt") or 0 for call in calls),
@@ -195,11 +200,12 @@ class PlaySubject(AgentSubject):
             "reward_mean": {said: self.mean(said) for said in self.trials},
             "most_frequent_answer": self.most_frequent_answer,
             "trained_by_node": count_nodes(rollouts)["trained"],
+            **({"figures_below": f"of {amount(n, 'rollout')} with right replies"} if right else {}),
             **{f"{name}_per_rollout": round(total / n, 2) for name, total in costs.items()},
             **({"first_rewards_of_calls": of_calls} if {*chain(*of_calls.values())} - {None} else {}),
             "trained_calls_per_rollout": round(len(triplets) / n, 2),
             "trained_tokens_per_rollout": round(sum(len(triplet.response_ids) for triplet in triplets) / n, 1),
-            "seconds_per_rollout": round(sum(r.duration_s for r in rollouts) / n, 3),
+            "seconds_per_rollout": round(sum(r.duration_s for r in counted) / n, 3),
             f"{example}step_of_{size}_rollouts": {name: round(total / n * size) for name, total in costs.items()},
         }
 

@@ -92,14 +92,16 @@ def held_out(run: RunData) -> dict[str, Any]:
 
     Returns:
         `slices`: of each slice of the tasks, of each of its classes, the accuracy `before` and `after` training, of how
-        many tasks each (`n_before`, `n_after`), and the larger number `n`.
+        many tasks each (`n_before`, `n_after`), the larger number `n`, and where rewards are graded, neither 0 nor 1,
+        their means (`reward_before`, `reward_after`).
         `by_turn`: before and after, how many rollouts became right or wrong at which turn.
         `wrong`: before and after, why answers are wrong, to how many; `scored`: of how many answers.
         `components`: `before` and `after`, the mean of each component of the scores that says more than the reward.
         `calls`: before and after, how many calls were `scored`, and how many of them below 1: `wrong`.
     """
     files = run.of_mode("report")
-    right: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(dict)
+    judged: dict[str, dict[str, dict[str, list[tuple[float, float]]]]] = defaultdict(dict)
+    graded = False
     turns: dict[str, dict[str, int]] = {}
     wrong: dict[str, Counter[str]] = {}
     scored: dict[str, int] = {}
@@ -107,9 +109,11 @@ def held_out(run: RunData) -> dict[str, Any]:
     components: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
     for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
         rows = [row for file in some for row in run.seen.of(file, _scored)]
+        graded = graded or any(row["value"] not in (0, 1) for row in rows)
         for row in rows:
             for name, part in row["slices"].items():
-                right[name].setdefault(str(part), {end: [] for end in ENDS})[when].append(row["correct"])
+                of_part = judged[name].setdefault(str(part), {end: [] for end in ENDS})
+                of_part[when].append((row["correct"], row["value"]))
         wrong[when] = Counter(row["wrong"] for row in rows if row["wrong"])
         components[when] = [(row["value"], row["components"]) for row in rows]
         turns[when], scored[when] = by_turn(rows), len(rows)
@@ -118,12 +122,13 @@ def held_out(run: RunData) -> dict[str, Any]:
         name: {
             part: {
                 "n": max(map(len, of.values())),
-                **{end: mean(of[end]) for end in ENDS},
+                **{end: mean([right for right, _ in of[end]]) for end in ENDS},
                 **{f"n_{end}": len(of[end]) for end in ENDS},
+                **({f"reward_{end}": mean([value for _, value in of[end]]) for end in ENDS} if graded else {}),
             }
             for part, of in parts.items()
         }
-        for name, parts in right.items()
+        for name, parts in judged.items()
         if len(parts) > 1
     }
     means = {end: component_means(components[end]) for end in ENDS}
@@ -218,7 +223,11 @@ def slice_name(name: str) -> str:
 
 
 def _share_of(part: Mapping[str, Any], end: str) -> str:
-    return f"{_percent(part[end])} of {count(part[f'n_{end}'])}" if part[f"n_{end}"] else NOTHING
+    if not part[f"n_{end}"]:
+        return NOTHING
+    reward = part.get(f"reward_{end}")
+    share = f"{_percent(part[end])} of {count(part[f'n_{end}'])}"
+    return share if reward is None else f"{share}, mean reward {figure(reward)}"
 
 
 def _shares(counts: Mapping[str, Mapping[str, int]], every: Mapping[str, int]) -> list[list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +187,11 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         yield table
         if measured.where.startswith("held-out") and measured.classes:
             n = len(measured.classes)
-            table = _ends(f"the {SHOWN} of {n} classes that changed most" if n > SHOWN else "by class")
-            table.add_column()
-            for name, *cells in by_class(measured, SHOWN):
+            head = f"the {SHOWN} of {n} classes" if n > SHOWN else "by class"
+            table = _ends(f"{head} that changed by most points" if n > SHOWN else head)
+            corrected, rows = by_class(measured, SHOWN)
+            table.add_column(corrected)
+            for name, *cells in rows:
                 table.add_row(Text(one_line(cut(name, LONGEST_ID))), *cells)
             yield table
     for name in second_rewards(run):
@@ -259,11 +261,24 @@ def _ends(head: str) -> Table:
 
 def _side_by_side(sides: Iterable[Readable]) -> Iterator[tuple[str, list[str]]]:
     sides = list(sides)
-    yield "answer", [cut(side.answer, LONGEST_ANSWER) or NOTHING for side in sides]
+    answers = _unlike([side.row["answer"] for side in sides]) or [side.answer for side in sides]
+    yield "answer", [cut(answer, LONGEST_ANSWER) or NOTHING for answer in answers]
     yield "score", [f"{side.score} ({judged(side.row)})" for side in sides]
     reasons = [side.remarks() for side in sides]
     if any(reasons):
         yield "reward says", [cut(text, LONGEST_ANSWER) for text in reasons]
+
+
+def _unlike(answers: Sequence[Any]) -> list[str]:
+    """Return answers without the keys that are alike in both, which are counted; none if there are no such keys."""
+    if not all(isinstance(answer, Mapping) for answer in answers):
+        return []
+    first, last = answers
+    alike = {key for key in first.keys() & last.keys() if first[key] == last[key]}
+    if not alike or first == last:
+        return []
+    more = f"\n… {amount(len(alike), 'key')} alike"
+    return [text_of({key: value for key, value in each.items() if key not in alike}) + more for each in answers]
 
 
 def _next(data: RunData) -> dict[str, str]:

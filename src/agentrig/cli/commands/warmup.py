@@ -91,7 +91,8 @@ HUB = r"[\w.-]+/[\w.-]+"
     type=Number(0, 1, min_open=True),
     metavar="SHARE",
     help="End when that share of sampled answers on training tasks without a label is right (0.2), in two tries of "
-    "the same model; tried from the first optimizer step on. All passes by default.",
+    "the same model; tried from the first optimizer step on. While a class of tasks (a slice) is never right, training "
+    "goes on, up to a share 0.25 higher. All passes by default.",
 )
 @click.option("--lr", type=Number(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width.")
 @click.option(
@@ -250,6 +251,8 @@ def far_past(tried: Sequence[float], until: float, labels: int) -> str:
     if tried[-1] < until + FAR:
         return ""
     went = f"to {tried[-1]:.0%} before the first try"
+    if len(tried) > 1 and tried[-2] >= until:
+        return ""  # it waited for classes that were never right
     if len(tried) > 1:
         went = f"from {tried[-2]:.0%} to {tried[-1]:.0%} between two tries"
     return (
@@ -324,6 +327,7 @@ def _make(
     from agentrig.run.evaluate import evaluate
     from agentrig.run.files import write_whole
     from agentrig.run.splits import WARM_UP, labelled
+    from agentrig.run.verdict import never_right
     from agentrig.tasks import input_key
 
     settings = plan.configs["algorithm"]
@@ -364,7 +368,7 @@ def _make(
             f"guesses reaches --until {until:g}: give a higher --until, such as {above_guessing(share):g}"
         )
     tried: list[tuple[float, int]] = []  # accuracy, and of how many tasks: the last try of each model
-    tries, reached = 0, False
+    tries, reached, never = 0, False, ""
 
     shown: Progress
     steps, of_steps, spent_s = 0, 0, 0.0
@@ -402,13 +406,17 @@ def _make(
 
     def enough(done: float, measured: Callable[[], Any]) -> float:
         """Try the model, and once more if it does well: of many tries, the best one is a lucky one."""
-        nonlocal tries, reached
+        nonlocal tries, reached, never
         assert until is not None
         of = amount(len(labels.measured), "training task")
         say(f"trying the model of pass {run.one_decimal(done)} on {of} …", "trying the model")
         found, tries = measured(), tries + 1
-        if (found.accuracy or 0.0) < until or asked_to_end():
+        enough_right = (found.accuracy or 0.0) >= until
+        never = never_right(found.classes, advice="") if enough_right and found.accuracy < until + FAR else ""
+        if not enough_right or asked_to_end():
             say(_measured("so far", found, where))
+        elif never:
+            say(f"{_measured('so far', found, where)}; {never} So the training goes on, past --until {until:g}")
         else:
             again = "; one try may be lucky, so the same model is tried again …"
             say(_measured("so far", found, where) + again, "trying the model again")
@@ -417,7 +425,7 @@ def _make(
             goes_on = "" if reached else f"; less than --until {until:g}, so the training goes on"
             say(_measured("again", found, where) + goes_on)
         tried.append((found.accuracy or 0.0, found.n))
-        return tried[-1][0] / until
+        return run.NEAR if never else tried[-1][0] / until
 
     start, asked = time.monotonic(), enough if until is not None else None
     with ExitStack() as waiting:  # until the next line of the training
@@ -437,7 +445,8 @@ def _make(
         write_whole(directory / WARM_UP, json.dumps(done, indent=2) + "\n")
         so_far = f"pass {run.one_decimal(made.passes)} of {wanted.passes:g}, is in {directory}, and was not measured"
         raise Interrupted(made.interrupted, f"the warm-up was interrupted: its model so far, of {so_far}")
-    unreached = "" if until is None or reached else f"--until {until:g} was not reached: "
+    lacks = "not reached" if not never else "reached, but not with a right answer in each class of tasks"
+    unreached = "" if until is None or reached else f"--until {until:g} was {lacks}: "
     click.echo(f"{unreached}{why_ended(made, wanted, until if reached else None)}")
     accuracies = [accuracy for accuracy, _ in tried]
     if until is not None and tried and (far := far_past(accuracies, until, len(labels.tasks))):

@@ -15,11 +15,13 @@ from agentrig.figures import (
     count,
     judged,
     least_gain,
+    mean,
     no_room,
     number,
     p_text,
     paired_interval,
     percent,
+    plain,
     points,
     sign_test,
 )
@@ -619,18 +621,26 @@ def moved_classes(evidence: Evidence) -> tuple[Moved, Moved]:
     return rises, falls
 
 
-def by_class(evidence: Evidence, most: int) -> list[tuple[str, ...]]:
-    """Return rows of classes: name, accuracy before and after, and of how many tasks; those that changed most first."""
+def by_class(evidence: Evidence, most: int) -> tuple[str, list[tuple[str, ...]]]:
+    """Return what p is corrected for, or '', and rows of classes; those whose accuracy changed by most points first.
+
+    A row has the name, the accuracy before and after, of how many tasks, and the mean reward where rewards are graded.
+    """
     moved = {of: p for found in moved_classes(evidence) for of, p in found.items()}
+    graded = any(value not in (0, 1) for end in evidence.ends or () for *_, value in end.values())
     rows = []
     for of, ends in evidence.classes.items():
         pairs = [_right_of(end) for end in ends]
         shares = [right / n if n else None for right, n in pairs]
+        rewards = [mean([value for *_, value in end.values()]) for end in ends]
         tasks = dict.fromkeys(str(n) for _, n in pairs)
-        change = abs((shares[1] or 0.0) - (shares[0] or 0.0)) * min(n for _, n in pairs)
+        changes = [abs((after or 0.0) - (before or 0.0)) for before, after in (shares, rewards)]
         text = f"{' → '.join(tasks)} tasks{f', {p_text(moved[of])}' if of in moved else ''}"
-        rows.append((change, (" = ".join(of), *(f"{percent(share)}%" for share in shares), text)))
-    return [row for _, row in sorted(rows, key=lambda row: -row[0])[:most]]
+        text += f", mean reward {' → '.join(plain(reward, 3) for reward in rewards)}" if graded else ""
+        rows.append((changes, (" = ".join(of), *(f"{percent(share)}%" for share in shares), text)))
+    first = sorted(rows, key=lambda row: row[0], reverse=True)[:most]
+    n = len(_large(evidence))
+    return f"p corrected for {n} classes" if moved and n > 1 else "", [row for _, row in first]
 
 
 def _large(evidence: Evidence) -> dict[tuple[str, str], tuple[int, int, int, int]]:
