@@ -512,6 +512,28 @@ def test_a_training_reward_that_falls_a_little_is_told(tmp_path: Path) -> None:
     assert not list(collapsed(evidence(tmp_path / "even", right=[46, 44, 47, 45, 46, 44, 47, 45], known=1, n=18)))
 
 
+@pytest.mark.parametrize("steps", [8, 16])
+def test_a_reward_that_only_the_mix_of_classes_lowers_is_no_fall(tmp_path: Path, steps: int) -> None:
+    found = evidence(tmp_path, right=[32] * steps, known=1, n=18)
+    right = {task: (rollout, True, answer, 1.0) for task, (rollout, _, answer, _) in found.ends[1].items()}
+
+    def falling(easy: Callable[[int], tuple[int, float]], ends: object = found.ends) -> list[Finding]:
+        """Return what is said where so many of a step's 16 groups are easy and get that reward, and others 0.1."""
+        made = []
+        for i, facts in enumerate(found.steps):
+            n, reward = easy(i * 8 // steps)
+            means = [reward + 0.01 * (k % 2) for k in range(n)] + [0.1 + 0.01 * (k % 2) for k in range(16 - n)]
+            slices = [{"kind": "easy"}] * n + [{"kind": "hard"}] * (16 - n)
+            total = 4 * sum(means)
+            made.append(attrs.evolve(facts, reward=total, group_means=means, group_slices=slices))
+        return list(collapsed(attrs.evolve(found, steps=made, ends=ends)))
+
+    assert falling(lambda i: (14 - i, 0.9)) == falling(lambda i: (14 - int(1.5 * i), 0.9)) == []
+    assert [f.cause for f in falling(lambda i: (8, 0.9 - 0.1 * i))] == ["learning-rate-too-large"]
+    assert [f.cause for f in falling(lambda i: (9 - i % 2, 0.9 - 0.02 * i))] == [""], "within a class"
+    assert falling(lambda i: (8, 0.9 - 0.02 * i), (found.ends[1], right)) == [], "the run got better"
+
+
 def test_it_is_said_that_the_held_out_tasks_are_few(tmp_path: Path) -> None:
     texts = [next(changes(evidence(tmp_path / str(n), right=[46] * 8, known=n // 2, n=n))).text for n in (18, 200)]
     assert texts[0].endswith("; 8 steps and 18 tasks are few, so this is not surprising")

@@ -93,6 +93,7 @@ class StepFacts:
         classes: Of each class of each slice of the tasks: how many scored ones are correct, and how many there are.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
+        group_slices: The slices of each of these groups' tasks.
         repeated: Answers that several scored rollouts of a group gave.
         contradicted: Of these, those that are right and wrong where the model's replies are the same, too.
     """
@@ -138,6 +139,7 @@ class StepFacts:
     classes: Mapping[tuple[str, str], Sequence[int]] = attrs.field(factory=dict)
     reasons: Mapping[str, int] = attrs.field(factory=dict)
     group_means: Sequence[float] = ()
+    group_slices: Sequence[Mapping[str, str]] = ()
     repeated: int = 0
     contradicted: int = 0
 
@@ -259,6 +261,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         late_reasons=Counter(_reason(row["details"])[:200] for row in late),
         judged_only=len(several) - len(answering),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
+        group_slices=[_slices_of(rows[0]) for rows in groups.values()],
         repeated=len(repeated),
         contradicted=sum(
             len({(row["replies"], is_correct(row)) for row in rows}) > len({row["replies"] for row in rows})
