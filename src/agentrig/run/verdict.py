@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from agentrig.credit import TurnConfig, returns_of_calls, unscored_calls
+from agentrig.credit import TurnConfig, returns_by_turn, unscored_calls
 from agentrig.figures import SIGNIFICANT, mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
@@ -57,13 +57,15 @@ def never_right(tried: Mapping[tuple[str, str], Sequence[int]], *, most: float =
     whole: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for (name, _), pair in tried.items():
         whole[name] = [a + b for a, b in zip(whole[name], pair, strict=True)]
-    found = []
+    by_slice = defaultdict[str, list[tuple[str, int, int]]](list)
     for (name, part), (right, n) in sorted(tried.items()):
         rights, others = whole[name][0] - right, whole[name][1] - n
         if right > most * n or not rights:
             continue
         if _at_most(right, n, rights / others) < SIGNIFICANT:
-            found.append((f"{name}={part}", n, right))
+            by_slice[name].append((f"{name}={part}", n, right))
+    # one slice is enough: the classes of another one are of the same rollouts
+    found = max(by_slice.values(), key=lambda of: sum(n for _, n, _ in of), default=[])
     if not found:
         return ""
     hardly = any(right for *_, right in found)
@@ -161,10 +163,7 @@ def learned_rewards(group: Sequence[Rollout], size: int, credit: Any = None) -> 
     scored = [rollout for rollout in group if rollout.value is not None]
     if not isinstance(credit, TurnConfig):
         return [rollout.value for rollout in scored if rollout.value is not None]
-    turns: dict[object, list[float]] = defaultdict(list)
-    for place, value in (pair for rollout in scored for pair in returns_of_calls(rollout, credit.discount)):
-        if value is not None:
-            turns[place].append(value)
+    turns = returns_by_turn(scored, credit.discount)
     return max(turns.values(), key=lambda values: differing([values], size), default=[])
 
 

@@ -109,7 +109,7 @@ def change(before: Sequence[StepFacts], after: Sequence[StepFacts]) -> Change:
     values = rewards_of(before), rewards_of(after)
     if not all(values):
         return Change()
-    whole = Change(*map(statistics.fmean, values), difference(*values))
+    whole = Change(statistics.fmean(values[0]), statistics.fmean(values[1]), difference(*values))
     found = [whole, *filter(None, (_within(name, before, after) for name in _slices([*before, *after])))]
     least = min(found, key=lambda each: each.errors if whole.errors > 0 else -each.errors)
     return least if least.errors * whole.errors > 0 else attrs.evolve(least, errors=0.0)
@@ -130,8 +130,9 @@ def _within(name: str, before: Sequence[StepFacts], after: Sequence[StepFacts]) 
         means.append(sum(shares[part] * statistics.fmean(end[part]) for part in both))
         within = sum(of[part] * statistics.pvariance(end[part]) for part in both) / freedom
         variance += within * sum(shares[part] ** 2 / of[part] for part in both)
-    gap = means[1] - means[0]
-    return Change(*means, _errors(0.0 if math.isclose(*means, abs_tol=1e-9) else gap, math.sqrt(variance), *sizes))
+    first, last = means
+    gap = 0.0 if math.isclose(first, last, abs_tol=1e-9) else last - first
+    return Change(first, last, _errors(gap, math.sqrt(variance), *sizes))
 
 
 def _slices(steps: Sequence[StepFacts]) -> dict[str, None]:
