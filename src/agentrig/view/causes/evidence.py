@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from agentrig.correctness import CORRECT_TOLD, as_much
-from agentrig.figures import SIGNIFICANT, flip_test, mean_interval, number, points
+from agentrig.figures import SIGNIFICANT, flip_interval, flip_test, number, points
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import by_class, never_right
@@ -524,7 +524,8 @@ class Evidence:
             return None
         before, after = (sum(end[3] for end in ends) / len(both) for ends in zip(*both, strict=True))
         differences = [end[3] - start[3] for start, end in both]
-        interval, p = mean_interval(differences), flip_test(differences)
+        p = flip_test(differences)
+        interval = flip_interval(differences, p)
         lower = sum(d < 0 for d in differences)
         return MeanReward(tasks=len(both), lower=lower, before=before, after=after, interval=interval, p=p)
 
