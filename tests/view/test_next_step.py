@@ -28,6 +28,7 @@ from agentrig.view.diagnosis import (
     LOWER_REWARD,
     NO_GAIN,
     NOTHING_WRONG,
+    REWARD_ONLY,
     UNCHANGED,
     UNMEASURED,
     UNREADABLE,
@@ -269,13 +270,12 @@ def test_a_significant_loss_is_no_gain_that_may_be_chance(tmp_path: Path) -> Non
 def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lift=0.0)
 
-    def measured(first: float, last: float) -> str:
-        for step, reward in ((0, first), (24, last)):
-            made = [rollout_of(i, right=False, mode="report", step=step) for i in range(12)]
-            made = [
-                attrs.evolve(r, score=Score.ok(reward + i / 100, correct=False), outcome=Outcome(answer=f"at {step}"))
-                for i, r in enumerate(made)
-            ]
+    def measured(first: float, last: float, right: tuple[int, int] = (-1, -1)) -> str:
+        for step, reward, which in zip((0, 24), (first, last), right, strict=True):
+            made = [rollout_of(i, right=i == which, mode="report", step=step) for i in range(12)]
+            scores = [Score.ok(reward + i / 100, correct=i == which) for i in range(12)]
+            answer = Outcome(answer=f"at {step}")
+            made = [attrs.evolve(r, score=score, outcome=answer) for r, score in zip(made, scores, strict=True)]
             RunDirectory(run).write_rollouts(made, mode="report", step=step)
         return words(diagnose(run))
 
@@ -289,9 +289,14 @@ def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> 
     assert (diagnose(run).problems, verdict(diagnose(run))) == ([], LOWER_REWARD)
     (run / "config.toml").write_text(config)
     rose = measured(0.1, 0.7)
+    assert f"{REWARD_ONLY} The mean reward of the 12 held-out tasks went from 0.155 to 0.755" in rose
+    assert "significant)." in rose
+    rose = measured(0.1, 0.7, right=(0, 1))
     assert f"{NOTHING_WRONG} The mean reward of the 12 held-out tasks went from 0.155 to 0.755" in rose
     assert "significant); how many of them are right did not change significantly." in rose
-    assert UNCHANGED in measured(0.5, 0.5)
+    same = measured(0.5, 0.5)
+    assert UNCHANGED in same
+    assert "- the mean reward of the 12 held-out tasks went from 0.555 to 0.555: +0.000, 95% interval" in same
 
 
 @pytest.mark.parametrize(("changed", "said"), [(3, False), (6, True)])
