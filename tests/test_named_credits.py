@@ -18,6 +18,7 @@ from agentrig.errors import AgentrigError, ConfigError, LookupFailed
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
 from agentrig.rollouts import Rollout
+from agentrig.run.metrics import reward_figures
 from agentrig.settings import structure
 from agentrig.traces import REWARD
 
@@ -464,3 +465,20 @@ def test_an_algorithm_that_takes_none_refuses_one(toy_file: str) -> None:
     for words, uses in (((), {"credit": "rloo"}), (("credit.negative_scale=0.5",), {})):
         with pytest.raises(ConfigError, match=r"algorithm toy-\w+ decides itself what calls are worth"):
             resolve("toy", files=[toy_file], overrides=words, uses=uses)
+
+
+@pytest.mark.parametrize(
+    ("calls", "discount", "unlike"),
+    [
+        ([(1.0, 0.0), (1.0, 0.0)], 0.0, 0.0),  # of two turns: they are not compared
+        ([(1.0, 0.0), (1.0, 1.0)], 0.0, 1.0),
+        ([(1.0,), (1.0, 1.0)], 0.0, 0.0),  # the second turn is alone
+        ([(1.0,), (1.0, 1.0)], 0.5, 1.0),
+    ],
+)
+def test_calls_are_unlike_where_turn_learns_from_them(
+    calls: Sequence[Sequence[float]], discount: float, unlike: float
+) -> None:
+    group = [talk(*of) for of in calls]
+    assert any(map(any, next(credit_of("turn", discount=discount)([group])))) == bool(unlike)
+    assert reward_figures(group, credit.TurnConfig(discount=discount))["unlike_calls"] == unlike

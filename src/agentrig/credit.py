@@ -317,10 +317,7 @@ def turn(groups: Sequence[Sequence[Rollout]], config: TurnConfig) -> Iterator[li
         raise AgentrigError(unscored)
     for group in groups:
         returns = [returns_of_calls(rollout, config.discount) for rollout in group]
-        turns: dict[tuple[str, int], list[float]] = defaultdict(list)
-        for place, value in (pair for pairs in returns for pair in pairs):
-            if value is not None:
-                turns[place].append(value)
+        turns = returns_by_turn(group, config.discount)
 
         def over_mean(place: tuple[str, int], value: float | None, among: Any = turns) -> float | None:
             if value is None or len(set(map(rounded, among[place]))) == 1:  # a sum of rewards rounds
@@ -369,6 +366,15 @@ def returns_of_calls(rollout: Rollout, discount: float) -> list[tuple[tuple[str,
         returns.append(((node, seen[node]), found.get(triplet.span_id)))
         seen[node] += 1
     return returns
+
+
+def returns_by_turn(group: Sequence[Rollout], discount: float) -> dict[tuple[str, int], list[float]]:
+    """Return what `turn` compares in a group: the returns of its trained calls, by node and turn."""
+    turns: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for place, value in (pair for rollout in group for pair in returns_of_calls(rollout, discount)):
+        if value is not None:
+            turns[place].append(value)
+    return turns
 
 
 def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[CallWorth]]:

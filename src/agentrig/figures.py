@@ -115,6 +115,45 @@ def flip_test(differences: Sequence[float]) -> float:
     return float(1 + np.count_nonzero(sums >= seen * (1 - 1e-9))) / (1 + FLIPS)
 
 
+LEAST = 6
+"""Of fewer differences, `flip_test` finds none significant: all have one sign in at least 2 of 2^5 flips."""
+
+
+def flip_interval(differences: Sequence[float], p: float) -> tuple[float, float]:
+    """Return the 95% interval of the mean of differences: the shifts that `flip_test` does not reject.
+
+    It excludes 0 where `p`, that of the test, is significant, and only there. Of fewer than `LEAST` differences the
+    test rejects no shift: the interval is then from the least difference to the greatest, and includes 0.
+    """
+    import numpy as np
+
+    values = np.array(differences, dtype=np.float64)
+    n, whole, limits = len(values), float(values.sum()), (float(values.min()), float(values.max()))
+    if n < LEAST:
+        return min(0.0, limits[0]), max(0.0, limits[1])
+    flips = np.random.default_rng(0).integers(0, 2, (FLIPS if n <= EXACT else 0, n), dtype=np.int8)
+    signs = 2.0 * flips - 1.0
+    sums, sizes = signs @ values, signs.sum(axis=1)
+
+    def rejected(shift: float) -> bool:
+        seen = abs(whole - n * shift)
+        if n > EXACT:
+            return math.erfc(seen / math.sqrt(2 * float(((values - shift) ** 2).sum()) or 1.0)) <= SIGNIFICANT
+        as_far = np.count_nonzero(np.abs(sums - sizes * shift) >= seen * (1 - 1e-9))
+        return bool((1 + as_far) / (1 + FLIPS) <= SIGNIFICANT)
+
+    ends = []
+    for outside in limits:
+        inside = whole / n
+        if min(outside, inside) <= 0 <= max(outside, inside):
+            inside, outside = (inside, 0.0) if p <= SIGNIFICANT else (0.0, outside)
+        for _ in range(40):
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if rejected(middle) else (middle, outside)
+        ends.append(inside)
+    return ends[0], ends[1]
+
+
 def judged(p: float) -> str:
     """Return in words whether a difference may be chance: `p = 0.19: may be chance`."""
     return f"{p_text(p)}: {'may be chance' if p > SIGNIFICANT else 'significant'}"

@@ -90,7 +90,7 @@ def groups_of(*groups: Sequence[float | None], failure: str = "deadline") -> lis
 )
 def test_the_verdict_names_kinds_of_tasks_that_were_never_right(groups: Any, said: str) -> None:
     of = [
-        [attrs.evolve(r, task=attrs.evolve(r.task, slices={"kind": kind})) for r in group]
+        [attrs.evolve(r, task=attrs.evolve(r.task, slices={"kind": kind, "of": kind[0]})) for r in group]
         for kind, group in zip(("copies", "author", "reserve") * 4, groups_of(*groups), strict=False)
     ]
     found = judge(of, 2)

@@ -689,6 +689,7 @@ def test_why_and_the_end_of_train_name_the_same_cause_of(tmp_path: Path, name: s
     assert [part for part in case.said if part not in text] == [], text
     assert [part for part in case.unsaid if part in text] == [], text
     assert [f.text for f in found.warnings if f.text in found.next_step] == [], "said once"
+    assert text.count("reward can't teach what") <= 1, "said once"
     stopped = RunStopped(case.message, cause=NO_SIGNAL)
     stopped.run = run if case.stop else None
     shown = run_error(stopped) if case.stop else console_text(*run_ending(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from itertools import combinations, product
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from agentrig.figures import (
     EXACT,
     SIGNIFICANT,
+    flip_interval,
     flip_test,
     least_gain,
     mean,
@@ -75,6 +77,16 @@ def test_the_flips_of_differences_give_the_share_of_sums_as_far_from_0() -> None
     assert flip_test(differences) == pytest.approx(mean([s >= sum(differences) - 1e-9 for s in sums]), abs=0.01)
     assert flip_test([0.3] * 8 + [-0.3]) == pytest.approx(sign_test(8, 1), abs=0.01)
     assert flip_test([0.0, 0.0]) == flip_test([]) == 1.0
+    for seed in range(40):  # the interval of the mean agrees with the test
+        draw = random.Random(seed)
+        some = [draw.choice((0.0, draw.gauss(0.05, 0.1))) for _ in range(draw.choice((5, 12, 60, EXACT + 1)))]
+        p, middle = flip_test(some), mean(some)
+        low, high = flip_interval(some, p)
+        assert (low <= 0 <= high) == (p > SIGNIFICANT), seed
+        assert low <= middle <= high
+        if len(some) > 5:
+            outside = [[d - end for d in some] for end in (low - 0.01, high + 0.01)]
+            assert max(map(flip_test, outside)) < 0.06, "the ends are those of the test"
     many = [0.3] * (EXACT // 2 + 50) + [-0.3] * (EXACT // 2)
     assert flip_test(many) == pytest.approx(sign_test(EXACT // 2 + 50, EXACT // 2), abs=0.01)
 

@@ -28,6 +28,7 @@ from agentrig.view.diagnosis import (
     LOWER_REWARD,
     NO_GAIN,
     NOTHING_WRONG,
+    REWARD_ONLY,
     UNCHANGED,
     UNMEASURED,
     UNREADABLE,
@@ -269,13 +270,12 @@ def test_a_significant_loss_is_no_gain_that_may_be_chance(tmp_path: Path) -> Non
 def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lift=0.0)
 
-    def measured(first: float, last: float) -> str:
-        for step, reward in ((0, first), (24, last)):
-            made = [rollout_of(i, right=False, mode="report", step=step) for i in range(12)]
-            made = [
-                attrs.evolve(r, score=Score.ok(reward + i / 100, correct=False), outcome=Outcome(answer=f"at {step}"))
-                for i, r in enumerate(made)
-            ]
+    def measured(first: float, last: float, right: tuple[int, int] = (-1, -1)) -> str:
+        for step, reward, which in zip((0, 24), (first, last), right, strict=True):
+            made = [rollout_of(i, right=i == which, mode="report", step=step) for i in range(12)]
+            scores = [Score.ok(reward + i / 100, correct=i == which) for i in range(12)]
+            answer = Outcome(answer=f"at {step}")
+            made = [attrs.evolve(r, score=score, outcome=answer) for r, score in zip(made, scores, strict=True)]
             RunDirectory(run).write_rollouts(made, mode="report", step=step)
         return words(diagnose(run))
 
@@ -289,9 +289,14 @@ def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> 
     assert (diagnose(run).problems, verdict(diagnose(run))) == ([], LOWER_REWARD)
     (run / "config.toml").write_text(config)
     rose = measured(0.1, 0.7)
+    assert f"{REWARD_ONLY} The mean reward of the 12 held-out tasks went from 0.155 to 0.755" in rose
+    assert "significant)." in rose
+    rose = measured(0.1, 0.7, right=(0, 1))
     assert f"{NOTHING_WRONG} The mean reward of the 12 held-out tasks went from 0.155 to 0.755" in rose
     assert "significant); how many of them are right did not change significantly." in rose
-    assert UNCHANGED in measured(0.5, 0.5)
+    same = measured(0.5, 0.5)
+    assert UNCHANGED in same
+    assert "- the mean reward of the 12 held-out tasks went from 0.555 to 0.555: +0.000, 95% interval" in same
 
 
 @pytest.mark.parametrize(("changed", "said"), [(3, False), (6, True)])
@@ -510,6 +515,28 @@ def test_a_training_reward_that_falls_a_little_is_told(tmp_path: Path) -> None:
     assert (found.level, found.cause) == ("warn", "")
     assert "from 0.945 in the first 2 steps to 0.9 in the last, right answers from 73% to 50%" in found.text
     assert not list(collapsed(evidence(tmp_path / "even", right=[46, 44, 47, 45, 46, 44, 47, 45], known=1, n=18)))
+
+
+@pytest.mark.parametrize("steps", [8, 16])
+def test_a_reward_that_only_the_mix_of_classes_lowers_is_no_fall(tmp_path: Path, steps: int) -> None:
+    found = evidence(tmp_path, right=[32] * steps, known=1, n=18)
+    right = {task: (rollout, True, answer, 1.0) for task, (rollout, _, answer, _) in found.ends[1].items()}
+
+    def falling(easy: Callable[[int], tuple[int, float]], ends: object = found.ends) -> list[Finding]:
+        """Return what is said where so many of a step's 16 groups are easy and get that reward, and others 0.1."""
+        made = []
+        for i, facts in enumerate(found.steps):
+            n, reward = easy(i * 8 // steps)
+            means = [reward + 0.01 * (k % 2) for k in range(n)] + [0.1 + 0.01 * (k % 2) for k in range(16 - n)]
+            slices = [{"kind": "easy"}] * n + [{"kind": "hard"}] * (16 - n)
+            total = 4 * sum(means)
+            made.append(attrs.evolve(facts, reward=total, group_means=means, group_slices=slices))
+        return list(collapsed(attrs.evolve(found, steps=made, ends=ends)))
+
+    assert falling(lambda i: (14 - i, 0.9)) == falling(lambda i: (14 - int(1.5 * i), 0.9)) == []
+    assert [f.cause for f in falling(lambda i: (8, 0.9 - 0.1 * i))] == ["learning-rate-too-large"]
+    assert [f.cause for f in falling(lambda i: (9 - i % 2, 0.9 - 0.02 * i))] == [""], "within a class"
+    assert falling(lambda i: (8, 0.9 - 0.02 * i), (found.ends[1], right)) == [], "the run got better"
 
 
 def test_it_is_said_that_the_held_out_tasks_are_few(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrig.algorithms import Measurement
+from agentrig.credit import TurnConfig, returns_by_turn
 from agentrig.figures import mean
-from agentrig.rewards import Score, given
+from agentrig.rewards import Score, given, rounded
 from agentrig.rollouts import Rollout, mode_name
 from agentrig.text import alike, cut, gist, storable
 
@@ -27,16 +28,17 @@ def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
     return dict(Counter(r.failure for r in rollouts if r.failure is not None))
 
 
-def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Return what a step's line of `metrics.jsonl` says of rewards: their mean and spread, correct answers, groups."""
-    groups: dict[str, set[float]] = defaultdict(set)
-    calls: dict[str, set[float]] = defaultdict(set)
+def reward_figures(rollouts: Sequence[Rollout], credit: Any = None) -> dict[str, Any]:
+    """Return what a step's line of `metrics.jsonl` says of rewards: their mean and spread, correct answers, groups.
+
+    Args:
+        credit: The settings of the run's credit: `turn` compares only calls of one node and turn.
+    """
+    groups: dict[str, list[Rollout]] = defaultdict(list)
     values = [r.value for r in rollouts if r.value is not None]
     for r in rollouts:
         if r.value is not None:
-            groups[r.group].add(r.value)
-            given_calls = (r.score and r.score.calls) or [value for _, value in given(r.trace)]
-            calls[r.group].update(value for value in given_calls if value is not None)
+            groups[r.group].append(r)
     return {
         "reward": mean(values),
         "reward_std": statistics.pstdev(values) if values else None,
@@ -44,9 +46,16 @@ def reward_figures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "rollouts": len(rollouts),
         "failures": count_failures(rollouts),
         "groups": len(groups),
-        "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
-        "unlike_calls": mean([float(len(calls[group]) > 1) for group in groups]),
+        "zero_variance_groups": mean([float(len({r.value for r in of}) == 1) for of in groups.values()]),
+        "unlike_calls": mean([float(_unlike_calls(of, credit)) for of in groups.values()]),
     }
+
+
+def _unlike_calls(group: Sequence[Rollout], credit: Any) -> bool:
+    if isinstance(credit, TurnConfig):
+        return any(len(set(map(rounded, of))) > 1 for of in returns_by_turn(group, credit.discount).values())
+    found = [(r.score and r.score.calls) or [value for _, value in given(r.trace)] for r in group]
+    return len({value for calls in found for value in calls if value is not None}) > 1
 
 
 def untaught_groups(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, Any]]) -> float | None:

@@ -390,7 +390,8 @@ class RunSession:
         self._warn_once(guards.warn_of_constraints, rollouts, step=step)
         self._warn_once(guards.warn_of_unseen, rollouts, step=step, unrecorded=self.engine.unrecorded)
         self._judged = list(self._step_rollouts) if learns else []
-        if learns and self._guards.check_signal(self._step_rollouts, step=step) and not self.solved:
+        credit, judged = self.plan.configs["credit"], self._step_rollouts
+        if learns and self._guards.check_signal(judged, step=step, credit=credit) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
 
@@ -737,7 +738,7 @@ class RunSession:
         line: dict[str, Any] = {
             "step": step,
             "time": time.time(),
-            **reward_figures(rollouts),
+            **reward_figures(rollouts, self.plan.configs["credit"]),
             "step_s": step_s,
             "time_s": parts,
             "rollouts_per_s": len(rollouts) / rollout_s,

@@ -178,8 +178,11 @@ class Guards:
         """Whether the tasks are solved: there was something to learn from them, and nothing is left."""
         return self.varied and self.all_correct >= SOLVED and not self.demonstrated
 
-    def check_signal(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
+    def check_signal(self, rollouts: Sequence[Rollout], *, step: int, credit: Any = None) -> bool:
         """Check the rewards of the current step, before they are trained on.
+
+        Args:
+            credit: The settings of the run's credit.
 
         Returns:
             Whether the tasks are solved with this step.
@@ -188,7 +191,7 @@ class Guards:
             RunStopped: There has been no signal for longer than chance explains, or nothing was right to begin with.
         """
         # whether the credit learns from the rewards of calls is known of the steps before
-        signal = Signal.of({**reward_figures(rollouts), "untaught_groups": self.untaught})
+        signal = Signal.of({**reward_figures(rollouts, credit), "untaught_groups": self.untaught})
         if self.demonstrated or not signal.none:
             return False
         now = attrs.evolve(self)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from agentrig.credit import TurnConfig, returns_of_calls, unscored_calls
+from agentrig.credit import TurnConfig, returns_by_turn, unscored_calls
 from agentrig.figures import SIGNIFICANT, mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
@@ -166,10 +166,7 @@ def learned_rewards(group: Sequence[Rollout], size: int, credit: Any = None) -> 
     scored = [rollout for rollout in group if rollout.value is not None]
     if not isinstance(credit, TurnConfig):
         return [rollout.value for rollout in scored if rollout.value is not None]
-    turns: dict[object, list[float]] = defaultdict(list)
-    for place, value in (pair for rollout in scored for pair in returns_of_calls(rollout, credit.discount)):
-        if value is not None:
-            turns[place].append(value)
+    turns = returns_by_turn(scored, credit.discount)
     return max(turns.values(), key=lambda values: differing([values], size), default=[])
 
 

@@ -110,6 +110,10 @@ LOWER_REWARD = "No fault was found, but the mean reward of the tasks that were m
 UNPROVEN = "; how many of them are right did not change significantly"
 """What is said where only their mean reward rose significantly."""
 
+REWARD_ONLY = "No fault was found. Only the mean reward rose: no answer became right."
+"""What is said about a run without problems in which only the rewards of answers rose that are still wrong, or right.
+"""
+
 UNREADABLE = "No fault was found. The gain is not known: the rollouts of the measurement cannot be read."
 """What is said about one whose files of them are damaged or lost."""
 
@@ -137,7 +141,7 @@ class Diagnosis:
         gain: How many tasks that were measured at both ends got right, if significantly more are; or how far their mean
             reward rose, if that did significantly; else empty.
         lost: Whether it got worse on the tasks that were measured at both ends, significantly or not.
-        no_gain: What to say of a gain that is not known, or none at all; else empty.
+        no_gain: What to say of a gain that is not known, or none at all, or one of the reward only; else empty.
         faded: Whether little was left to learn from at the end, though not all is learned: a warning says why.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
@@ -206,7 +210,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     change = next((f.text for f in by_rule[outcome.changes] if more_right(evidence)), "")
     if not change and better and better_reward(evidence):
         change = next(f.text for f in by_rule[outcome.mean_reward])
-    no_gain = "" if better else stopped or (_no_gain(evidence) if data.steps else "")
+    only = bool(change) and not (solved or more_right(evidence) or evidence.changed[0])
+    no_gain = (REWARD_ONLY if only else "") if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
     silent = (
@@ -221,6 +226,12 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     against = [Finding("warn", refused)] if refused else []
     # a run that was killed: the next step has the command, or says why a resume would be refused
     missing = [text.partition(GO_ON)[0] if (stopped and go_on) or refused else text for text in data.missing]
+    never = evidence.classes_never_right
+    if never and any(never in f.advice and not f.follows for f in problems):
+        by_rule.pop(groups.classes, None)
+    # `compare` leaves the test of the mean reward to `why`
+    moved = [] if data.running else [f for f in by_rule[outcome.mean_reward] if f.level in ("ok", "fact")]
+    moved = [f for f in moved if problems or f.text != change]
     warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))
     return Diagnosis(
         run=data.name,
@@ -228,7 +239,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         steps=len(data.steps),
         without_line=data.done - len(data.steps),
         gained=better and rise is None,
-        gain=f"{change[0].upper()}{change[1:]}{'' if more_right(evidence) else UNPROVEN}." if change else "",
+        gain=f"{change[0].upper()}{change[1:]}{'' if only or more_right(evidence) else UNPROVEN}." if change else "",
         lost=evidence.changed[1] > evidence.changed[0],
         no_gain=no_gain,
         faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
@@ -240,8 +251,9 @@ def diagnose(run: RunData | Path) -> Diagnosis:
             *against,
             *ends,
             *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on),
+            *moved,
         ],
-        checks=[f for f in found if f.level in ("ok", "fact")],
+        checks=[f for f in found if f.level in ("ok", "fact") and f not in moved],
         missing=list(dict.fromkeys([*missing, *data.damage])),
         audited=weights.links_audited(data),
         descent=figures.descent(data),
@@ -320,8 +332,8 @@ def verdict(diagnosis: Diagnosis) -> str:
         )
     else:
         chance = NO_GAIN.format("lost" if diagnosis.lost else "gained")
-        said = NOTHING_WRONG if diagnosis.gained else diagnosis.no_gain or chance
-    gain = f" {diagnosis.gain}" if said == NOTHING_WRONG and diagnosis.gain else ""
+        said = diagnosis.no_gain or (NOTHING_WRONG if diagnosis.gained else chance)
+    gain = f" {diagnosis.gain}" if said in (NOTHING_WRONG, REWARD_ONLY) and diagnosis.gain else ""
     return f"{said.replace('No fault', faded)}{gain}{unseen} {diagnosis.next_step}".strip()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from agentrig.correctness import CORRECT_TOLD, as_much
-from agentrig.figures import SIGNIFICANT, flip_test, mean_interval, number, points
+from agentrig.figures import SIGNIFICANT, flip_interval, flip_test, number, points
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import by_class, never_right
@@ -93,6 +93,7 @@ class StepFacts:
         classes: Of each class of each slice of the tasks: how many scored ones are correct, and how many there are.
         reasons: What the reward says of scored ones that are not correct, without names and numbers: how often.
         group_means: The mean reward of each group, also of one rollout.
+        group_slices: The slices of each of these groups' tasks.
         repeated: Answers that several scored rollouts of a group gave.
         contradicted: Of these, those that are right and wrong where the model's replies are the same, too.
     """
@@ -138,6 +139,7 @@ class StepFacts:
     classes: Mapping[tuple[str, str], Sequence[int]] = attrs.field(factory=dict)
     reasons: Mapping[str, int] = attrs.field(factory=dict)
     group_means: Sequence[float] = ()
+    group_slices: Sequence[Mapping[str, str]] = ()
     repeated: int = 0
     contradicted: int = 0
 
@@ -259,6 +261,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         late_reasons=Counter(_reason(row["details"])[:200] for row in late),
         judged_only=len(several) - len(answering),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
+        group_slices=[_slices_of(rows[0]) for rows in groups.values()],
         repeated=len(repeated),
         contradicted=sum(
             len({(row["replies"], is_correct(row)) for row in rows}) > len({row["replies"] for row in rows})
@@ -521,7 +524,8 @@ class Evidence:
             return None
         before, after = (sum(end[3] for end in ends) / len(both) for ends in zip(*both, strict=True))
         differences = [end[3] - start[3] for start, end in both]
-        interval, p = mean_interval(differences), flip_test(differences)
+        p = flip_test(differences)
+        interval = flip_interval(differences, p)
         lower = sum(d < 0 for d in differences)
         return MeanReward(tasks=len(both), lower=lower, before=before, after=after, interval=interval, p=p)
 

@@ -17,7 +17,7 @@ from agentrig.view.causes.trend import (
     LIKELY,
     at_least,
     at_most,
-    difference,
+    change,
     gained,
     lasting,
     more_right,
@@ -331,7 +331,7 @@ def _collapsed(evidence: Evidence) -> Finding | None:
     never = _never_alive(steps, late)
     wrong = total(late, "same") - total(late, "same_right") - sum(facts.stuck.count(t) for facts in late for t in never)
     solved = at_least(wrong, total(late, "groups")) < 0.05
-    if solved or difference(rewards_of(before), rewards_of(late)) > LIKELY:
+    if solved or change(before, late).errors > LIKELY:
         return None
     idle = 2 * len({facts.step for facts in late} & set(entropies(evidence)[0])) <= len(late)
     words = entropy_fall(evidence, MEASURED_BEFORE if idle else ENTROPY_LEFT)

@@ -51,11 +51,10 @@ from agentrig.view.causes.trend import (
     LIKELY,
     at_least,
     at_most,
-    difference,
+    change,
     fewer_right,
     more_right,
     quarter,
-    rewards_of,
     rose,
     so_many,
     worse_reward,
@@ -516,7 +515,7 @@ def no_more(evidence: Evidence) -> str:
         return f"More steps would hardly help: {fell[0]}."
     signs = [found.text for found in fading(evidence) if found.level == "warn"]
     start = better_start(evidence, steps[-width:])
-    rises = difference(rewards_of(steps[-2 * width : -width]), rewards_of(steps[-width:])) > LIKELY
+    rises = change(steps[-2 * width : -width], steps[-width:]).errors > LIKELY
     same, right, wrong, groups = (total(steps[-width:], key) for key in ("same", "same_right", "same_wrong", "groups"))
     # the entropy falls in runs that learn, too: groups with unlike rewards still teach
     if not signs or same <= ZERO_VARIANCE_LIMIT * groups or (rises and not start):

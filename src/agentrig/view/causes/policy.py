@@ -17,7 +17,7 @@ from agentrig.view.causes.trend import (
     SURE,
     at_least,
     at_most,
-    difference,
+    change,
     fewer_right,
     gained,
     lasting,
@@ -152,12 +152,13 @@ def collapsed(evidence: Evidence) -> Iterator[Finding]:
             continue
         best = max(windows, key=lambda w: mean(rewards_of(w)) or 0.0)
         high, low = mean(rewards_of(best)), mean(rewards_of(late))
-        if high is None or low is None or low > FALLEN * high:
+        fall = change(best, late)
+        if high is None or low is None or max(low - FALLEN * high, fall.after - FALLEN * fall.before) > 0:
             continue
-        gap = difference(rewards_of(late), rewards_of(best))
         # where the run ended itself, it is no chance that groups have become alike
-        low_for_all = late is evidence.silent and low <= FALLEN * (mean(rewards_of(before)) or 0.0)
-        if low_for_all or gap >= (LIKELY if late is evidence.silent else SURE):
+        of_all = change(before, late)
+        low_for_all = late is evidence.silent and of_all.after <= FALLEN * of_all.before
+        if low_for_all or -fall.errors >= (LIKELY if late is evidence.silent else SURE):
             yield _far_below(evidence, best, late, high, low)
             return
     yield from _fell(evidence)
@@ -238,8 +239,11 @@ def lower_rate(evidence: Evidence, *, hundredth: bool = False) -> str:
 
 
 def _fell(evidence: Evidence) -> Iterator[Finding]:
-    """A reward that falls surely, but not far; where the answers stayed the same, it is the tasks that differ."""
-    if reward_trend(evidence) > -LIKELY or _same_answers(evidence):
+    """A reward that falls surely, but not far; where the answers stayed the same, it is the tasks that differ.
+
+    Nor is it said of a run that got better on the tasks that were measured, which are the same at both ends.
+    """
+    if reward_trend(evidence) > -LIKELY or _same_answers(evidence) or gained(evidence):
         return
     width = quarter(evidence.steps)
     first, last = evidence.steps[:width], evidence.steps[-width:]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+
+import attrs
 
 from agentrig.figures import SIGNIFICANT, sign_test, wilson
 from agentrig.view.causes.evidence import Evidence, StepFacts
@@ -17,6 +20,9 @@ LIKELY = 1.96
 
 ORDERS = 10_000
 """With so many orders of the values of two groups, or more, their number does not limit how sure a difference is."""
+
+ENOUGH = 4
+"""Least points of a test for a trend."""
 
 POINTS = 100
 """Most points of a test for a trend: longer series become means of neighbors."""
@@ -74,11 +80,73 @@ def difference(before: Sequence[float], after: Sequence[float]) -> float:
         return 0.0
     gap = statistics.fmean(after) - statistics.fmean(before)
     spread = math.sqrt(statistics.variance(before) / len(before) + statistics.variance(after) / len(after))
+    return _errors(gap, spread, len(before), len(after))
+
+
+def _errors(gap: float, spread: float, n: int, m: int) -> float:
     if gap == 0:
         return 0.0
-    orders = math.comb(len(before) + len(after), len(before))
+    orders = math.comb(n + m, n)
     most = statistics.NormalDist().inv_cdf(1 - 1 / orders) if orders < ORDERS else math.inf
     return math.copysign(min(abs(gap) / spread if spread else math.inf, most), gap)
+
+
+@attrs.frozen
+class Change:
+    """The mean reward of some steps and of later ones, and how many standard errors lie between: see `change`."""
+
+    before: float = 0.0
+    after: float = 0.0
+    errors: float = 0.0
+
+
+def change(before: Sequence[StepFacts], after: Sequence[StepFacts]) -> Change:
+    """Return how the mean reward of groups changed, where no mix of classes that differs explains it.
+
+    Of each slice of the tasks, the classes in both are compared with their own, each weighted by its mean share of both
+    (direct standardization). Of the changes that are found so, and that of all groups, the least sure one counts.
+    """
+    values = rewards_of(before), rewards_of(after)
+    if not all(values):
+        return Change()
+    whole = Change(statistics.fmean(values[0]), statistics.fmean(values[1]), difference(*values))
+    found = [whole, *filter(None, (_within(name, before, after) for name in _slices([*before, *after])))]
+    least = min(found, key=lambda each: each.errors if whole.errors > 0 else -each.errors)
+    return least if least.errors * whole.errors > 0 else attrs.evolve(least, errors=0.0)
+
+
+def _within(name: str, before: Sequence[StepFacts], after: Sequence[StepFacts]) -> Change | None:
+    """Return the change within the classes of a slice; None if these are too few, or most groups are of others."""
+    ends = [_by_class(name, steps) for steps in (before, after)]
+    sizes = [len(rewards_of(steps)) for steps in (before, after)]
+    both = ends[0].keys() & ends[1].keys()
+    counts = [{part: len(end[part]) for part in both} for end in ends]
+    free = [sum(of.values()) - len(both) for of in counts]
+    if min(free) < 1 or any(2 * sum(of.values()) < n for of, n in zip(counts, sizes, strict=True)):
+        return None
+    shares = {part: sum(of[part] / sum(of.values()) for of in counts) / 2 for part in both}
+    means, variance = [], 0.0
+    for end, of, freedom in zip(ends, counts, free, strict=True):
+        means.append(sum(shares[part] * statistics.fmean(end[part]) for part in both))
+        within = sum(of[part] * statistics.pvariance(end[part]) for part in both) / freedom
+        variance += within * sum(shares[part] ** 2 / of[part] for part in both)
+    first, last = means
+    gap = 0.0 if math.isclose(first, last, abs_tol=1e-9) else last - first
+    return Change(first, last, _errors(gap, math.sqrt(variance), *sizes))
+
+
+def _slices(steps: Sequence[StepFacts]) -> dict[str, None]:
+    return dict.fromkeys(name for facts in steps for slices in facts.group_slices for name in slices)
+
+
+def _by_class(name: str, steps: Sequence[StepFacts]) -> dict[str, list[float]]:
+    """Return the mean rewards of the groups of each class of a slice."""
+    found = defaultdict[str, list[float]](list)
+    for facts in steps:
+        for slices, value in zip(facts.group_slices, facts.group_means, strict=False):
+            if name in slices:
+                found[slices[name]].append(value)
+    return found
 
 
 def trend(values: Sequence[float]) -> float:
@@ -86,7 +154,7 @@ def trend(values: Sequence[float]) -> float:
     size = max(1, math.ceil(len(values) / POINTS))
     points = [statistics.fmean(values[i : i + size]) for i in range(0, len(values), size)]
     n = len(points)
-    if n < 4:
+    if n < ENOUGH:
         return 0.0
     pairs = sum((b > a) - (b < a) for i, a in enumerate(points) for b in points[i + 1 :])
     return float(pairs - (pairs > 0) + (pairs < 0)) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
@@ -136,13 +204,27 @@ def reward_rose(evidence: Evidence) -> bool:
     steps, width = evidence.steps, quarter(evidence.steps)
     if len(steps) < 2 or evidence.demonstrated:
         return False
-    higher = difference(rewards_of(steps[:width]), rewards_of(steps[-width:])) > LIKELY
+    higher = change(steps[:width], steps[-width:]).errors > LIKELY
     return higher or reward_trend(evidence) > LIKELY
 
 
 def reward_trend(evidence: Evidence) -> float:
-    """Return `trend` of the mean rewards of the training steps."""
-    return trend([facts.reward / facts.scored for facts in evidence.steps if facts.scored])
+    """Return `trend` of the mean rewards of the training steps, where no mix of classes that differs explains it.
+
+    For each slice, what a step's classes have in the whole run is subtracted; of the trends, the least sure one counts.
+    """
+    steps = [facts for facts in evidence.steps if facts.scored]
+    values = [facts.reward / facts.scored for facts in steps]
+    found = [trend(values)]
+    for name in _slices(steps):
+        by_step = [_by_class(name, [facts]) for facts in steps]
+        tried = Counter(part for parts in by_step for part in parts)
+        usual = {part: statistics.fmean(of) for part, of in _by_class(name, steps).items() if tried[part] >= ENOUGH}
+        mixes = [[usual[part] for part, of in parts.items() if part in usual for _ in of] for parts in by_step]
+        if all(mixes) and 2 * sum(map(len, mixes)) >= len(rewards_of(steps)):
+            pairs = zip(values, mixes, strict=True)
+            found.append(trend([round(value - statistics.fmean(mix), 9) for value, mix in pairs]))
+    return max(0.0, min(found)) if found[0] > 0 else min(0.0, max(found))
 
 
 def reward_rise(evidence: Evidence) -> float | None:
@@ -155,5 +237,5 @@ def reward_rise(evidence: Evidence) -> float | None:
     if not judged or told or not reward_rose(evidence):
         return None
     width = quarter(evidence.steps)
-    first, last = rewards_of(evidence.steps[:width]), rewards_of(evidence.steps[-width:])
-    return statistics.fmean(last) - statistics.fmean(first) if first and last else None
+    rise = change(evidence.steps[:width], evidence.steps[-width:])
+    return rise.after - rise.before
