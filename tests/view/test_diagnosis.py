@@ -314,21 +314,40 @@ def test_calls_without_an_answer_are_a_problem_if_they_are_of_many_tasks(
         assert told.endswith("; 8 of 16 training tasks made them: such as task-0000 and task-0001")
 
 
-def test_calls_that_failed_because_of_their_prompts_length_name_its_cure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "said", "setting", "advice"),
+    [
+        (
+            "HTTP 400: this model's context is 512 tokens; the prompt has 600 (context_length_exceeded)",
+            "most of their prompts left no room in the model's context",
+            "algorithm.max_length",
+            "let it take longer contexts, lower max_tokens",
+        ),
+        (
+            "HTTP 404: no model gpt-4",
+            "most often (16 of 16) with HTTP 404: no model gpt-4",
+            "agent.use",
+            "endpoint.model as the model",
+        ),
+        ("HTTP 429: busy", "with HTTP 429: busy", "server.use", "server.log"),
+    ],
+)
+def test_calls_that_failed_name_their_error_and_its_cure(
+    tmp_path: Path, error: str, said: str, setting: str, advice: str
+) -> None:
     run = write_run(tmp_path / "run", steps=2)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line["calls"] = {"recorded": 32, "trained": 16, "dropped": {"call-error": 16}}
         made = [rollout_of(i, right=True, mode="train", step=line["step"]) for i in range(16)]
-        error = "HTTP 400: this model's context is 512 tokens; the prompt has 600 (context_length_exceeded)"
         failed = Span(id="failed", parent=None, name=LLM_CALL, start=0.0, end=1.0, error=error)
         spans = [attrs.evolve(r, trace=attrs.evolve(r.trace, spans=(*r.trace.spans, failed))) for r in made]
         RunDirectory(run).write_rollouts(spans, mode="train", step=line["step"])
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = (problem for problem in diagnose(run).problems if problem.cause == "call-errors")
-    assert "most of their prompts left no room in the model's context" in found.text
-    assert found.settings[0] == "algorithm.max_length"
-    assert "let it take longer contexts, lower max_tokens" in found.advice
+    assert said in found.text
+    assert found.settings[0] == setting
+    assert advice in found.advice
 
 
 def test_a_difference_of_few_values_is_never_certain() -> None:

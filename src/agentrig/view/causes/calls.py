@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from agentrig.figures import count, number
@@ -15,7 +17,7 @@ from agentrig.ledger import (
     WORTHLESS,
 )
 from agentrig.run.guards import OVERLONG
-from agentrig.text import amount
+from agentrig.text import alike, amount, cut
 from agentrig.traces import LLM_CALL
 from agentrig.view.beside import rollouts_of_reason
 from agentrig.view.causes.evidence import Evidence
@@ -30,6 +32,13 @@ MOST = 0.6
 
 HALF = 0.5
 """If a credit gives no call of more of the groups with unlike rewards a worth, it is named: these are what teaches."""
+
+REFUSED = re.compile(r"^HTTP 4(?!08|29)\d\d\b")
+"""How the error of a call begins that the server refused for what it asked, not for its load."""
+
+WRONG_REQUEST = (
+    "Send what the server takes, above all endpoint.model as the model, and let the agent raise other errors."
+)
 
 REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
     UNMATCHED_NODE: (
@@ -185,7 +194,9 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _about(evidence: Evidence, reason: str) -> tuple[str, str, tuple[str, ...], str]:
-    """Return what `REASONS` has; of calls that failed because most of their prompts were too long, what says so."""
+    """Return what `REASONS` has; of calls that failed, with the commonest error and what to do about it."""
+    if reason == UNMATCHED_NODE and evidence.value("adapter.match") is None:  # an adapter without that key
+        reason = LEFT_OUT_BY_ADAPTER
     cause, why, settings, advice = REASONS[reason]
     if reason != CALL_ERROR:
         return cause, why, settings, advice
@@ -193,9 +204,14 @@ def _about(evidence: Evidence, reason: str) -> tuple[str, str, tuple[str, ...], 
     files = [file for file in evidence.run.of_mode("train") if since in (None, file.step)][:1]
     spans = (span for row in rollout_rows(files, ("spans",)) for span in spans_of(row["spans"]))
     errors = [span.error for span in spans if span.name == LLM_CALL and span.error]
-    if 2 * sum(bool(OVERLONG.search(error)) for error in errors) <= len(errors):
-        return cause, why, settings, advice
-    return cause, "most of their prompts left no room in the model's context", evidence.setting(*TOO_LONG), SHORTER
+    if 2 * sum(bool(OVERLONG.search(error)) for error in errors) > len(errors):
+        return cause, "most of their prompts left no room in the model's context", evidence.setting(*TOO_LONG), SHORTER
+    for kind, n in Counter(map(alike, errors)).most_common(1):
+        example = cut(next(error for error in errors if alike(error) == kind), 200)
+        why = f"{why}, most often ({count(n)} of {count(len(errors))}) with {example}"
+    if 2 * sum(bool(REFUSED.search(error)) for error in errors) > len(errors):
+        return cause, why, ("agent.use",), WRONG_REQUEST
+    return cause, why, settings, advice
 
 
 def _dropped(evidence: Evidence, reason: str, n: int, recorded: int) -> Finding:
@@ -238,7 +254,7 @@ def _tasks_with(evidence: Evidence, reason: str) -> tuple[list[str], int]:
 
 def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Finding:
     """Name an adapter that leaves out most calls of a run that did not get better: these may decide the answer."""
-    cause, _, settings, _ = REASONS[reason]
+    cause, _, settings, _ = _about(evidence, reason)
     kept = totals(evidence.run, "nodes", "trained")
     others = sorted(totals(evidence.run, "nodes", "seen").keys() - kept.keys())
     text = (

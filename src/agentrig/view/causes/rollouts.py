@@ -128,6 +128,20 @@ def one_answer(evidence: Evidence) -> Iterator[Finding]:
 
 def unlike_answers(evidence: Evidence) -> Iterator[Finding]:
     """Answers that differ although the model replied the same: something else than the model makes them."""
+    found = evidence.rescored
+    if found and found.agent:
+        yield problem(
+            "agent-contradicts-itself",
+            f"{count(found.scores)} of {count(evidence.changed[3])} {evidence.where.partition(' split')[0]} tasks have "
+            "the same requests and replies at both ends, another answer and another score: this change is the "
+            "agent's, not the model's",
+            seen=(found.scores, found.same, "tasks with the same requests and replies"),
+            settings=("agent.use",),
+            advice="The agent must do the same before and after training: does it keep something from earlier "
+            f"rollouts, or read what changes?\n{see_rollouts(evidence.run.directory)}",
+            lost=1.0,
+            explains=("tasks-too-easy", "zero-variance-groups", "constant-reward", "memorised", "no-exploration"),
+        )
     pairs, unlike = evidence.total("same_replies"), evidence.total("unlike_answers")
     if unlike < SHOWN or 2 * unlike < pairs:
         return
