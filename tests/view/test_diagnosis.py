@@ -758,6 +758,25 @@ def test_an_agent_that_answers_the_same_whatever_the_model_replies_is_named(tmp_
     )
 
 
+@pytest.mark.parametrize(("reply", "named"), [("{}", True), ("It is {}.", False)])
+def test_an_agent_that_caches_the_first_reply_to_each_task_is_named(tmp_path: Path, reply: str, named: bool) -> None:
+    case = Recorded(right=[[0] * 5] * 7, stop=ZERO)
+    run = case.write(tmp_path / "run")
+    for step in range(1, 8):
+        made = []
+        for g in range(5):
+            for i in range(8):
+                rollout = case.rollout(g, i, right=False, step=step)
+                said = reply.format(f"day {step}-{g}" if i == 0 or not named else rollout.id.upper()) + " " * i
+                trace = trace_of(rollout.id, rollout.task, [said], right=False, start=0.0)
+                made.append(attrs.evolve(rollout, outcome=Outcome(answer=f"day {step}-{g}"), trace=trace))
+        RunDirectory(run).write_rollouts(made, mode="train", step=step)
+    found = diagnose(run).problems
+    assert [f.cause for f in found][:1] == ["one-answer" if named else "tasks-too-hard"]
+    text = "differ in 35 of 35 groups (one task's rollouts in a step), the agent's answers do not"
+    assert (text in found[0].text, "cache the replies" in found[0].advice) == (named, named)
+
+
 def test_a_falling_reward_is_no_reason_to_lower_the_rate_of_a_policy_that_stayed_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

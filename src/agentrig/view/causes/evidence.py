@@ -83,6 +83,8 @@ class StepFacts:
         same_answer: Those with a single answer.
         only_answer: The answer (JSON) of all scored ones, if it is the same in all and not None; else empty.
         unlike_replies: Groups with different replies of the model.
+        one_reply: Of these, those whose only answer is a whole line, or several, of the replies in one rollout, and no
+            part of those in another.
         same_replies: Pairs of scored rollouts of a task with the same replies of the model, and an answer.
         unlike_answers: Of these, those with different answers.
         unlike_example: The answers of such a pair, and their task.
@@ -127,6 +129,7 @@ class StepFacts:
     same_answer: int = 0
     only_answer: str = ""
     unlike_replies: int = 0
+    one_reply: int = 0
     same_replies: int = 0
     unlike_answers: int = 0
     unlike_example: str = ""
@@ -166,6 +169,27 @@ def _reason(details: Any) -> str:
 def _judged_only(row: Mapping[str, Any]) -> bool:
     """Whether the agent returned a reward and no answer, as agents of Agent Lightning do."""
     return row["answer"] == "null" and row["own_reward"] is not None
+
+
+def _one_reply(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all rollouts of a group have the reply of one of them as their answer, also one that holds no such text.
+
+    Where replies differ and mean the same, most of them hold the answer, or none is the answer word for word.
+    """
+    answers = {str(row["answer"]) for row in rows}
+    answer = decoded({"answer": answers.pop()})["answer"] if len(answers) == 1 else None
+    if not isinstance(answer, str) or not answer.strip():
+        return False
+    text = _lines(answer)
+    replies = [_lines(str(row["replies"] or "")) for row in rows]
+    return any(text in reply for reply in replies) and any(
+        reply.strip() and text.strip() not in reply for reply in replies
+    )
+
+
+def _lines(text: str) -> str:
+    """Return a text in lower case, each line without space around it and with a line break on both sides."""
+    return "".join(f"\n{line.strip()}" for line in text.strip().casefold().splitlines()) + "\n"
 
 
 def facts_of(file: RolloutFile) -> StepFacts:
@@ -252,6 +276,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
         only_answer=only,
         unlike_replies=sum(len({row["replies"] for row in rows}) > 1 for rows in several),
+        one_reply=sum(map(_one_reply, answering)),
         same_replies=sum(n for *_, n in pairs),
         unlike_answers=sum(n - sum(k * (k - 1) // 2 for k in answers.values()) for _, answers, n in pairs),
         unlike_example=next(

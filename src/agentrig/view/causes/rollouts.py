@@ -102,23 +102,29 @@ def unanswered(evidence: Evidence) -> Iterator[Finding]:
 
 
 def one_answer(evidence: Evidence) -> Iterator[Finding]:
-    """Agents that answer the same whatever the model replies: the reward judges no reply."""
+    """Agents that answer the same whatever the model replies, to all tasks or to each: the reward judges no reply."""
     scored, groups, unlike = (evidence.total(key) for key in ("scored", "groups", "unlike_replies"))
     answers = {facts.only_answer for facts in evidence.steps if facts.scored}
     tasks = {task for facts in evidence.steps for task in facts.tried}
-    if len(answers) != 1 or "" in answers or len(tasks) < 2 or unlike <= 0.9 * groups:
+    if len(tasks) < 2 or evidence.total("same_right") == groups:
         return
-    if evidence.total("same_right") == groups:
+    among = f"{count(unlike)} of {amount(count(groups), 'group')} (one task's rollouts in a step)"
+    text = f"the model's replies differ in {among}"
+    advice = "Look at how the agent makes its answer of the reply: does it find none in it, and return a constant?"
+    if len(answers) == 1 and "" not in answers and unlike > 0.9 * groups:
+        text += f", and all {count(scored)} answers are the same ({cut(answers.pop(), 100)})"
+    elif unlike >= max(SHOWN, groups / 2) and evidence.total("one_reply") > 0.9 * unlike:
+        text += ", the agent's answers do not: all rollouts of a group have the reply of one of them"
+        advice = "Does the agent cache the replies, or ignore them?"
+    else:
         return
     yield problem(
         "one-answer",
-        f"the model's replies differ in {count(unlike)} of {amount(count(groups), 'group')} (one task's rollouts in a "
-        f"step), and all {count(scored)} answers are the same ({cut(answers.pop(), 100)})",
+        text,
         seen=(scored, scored, "rollouts"),
         since=evidence.since("scored"),
         settings=("agent.use",),
-        advice="Look at how the agent makes its answer of the reply: does it find none in it, and return a constant?\n"
-        + see_rollouts(evidence.run.directory),
+        advice=f"{advice}\n" + see_rollouts(evidence.run.directory),
         explains=(
             *("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration", "low-entropy"),
             *("learning-rate-too-small", "weights-unchanged", "memorised"),
