@@ -38,7 +38,7 @@ from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
 from agentrig.view.causes.evidence import Evidence, StepFacts
 from agentrig.view.causes.finding import Finding
 from agentrig.view.diagnosis import FADED, IT_ENDED, NOT_YET, UNREADABLE, diagnose, ending, verdict, words
-from agentrig.view.reading import read_run
+from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.terminal import run_ending, run_error
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -813,6 +813,22 @@ def test_a_credit_that_learns_from_few_of_the_groups_whose_rewards_differ_is_nam
     assert [problem.cause for problem in found.problems] == causes
     said = "the credit gave 8 of 384 calls a worth, so it learned from at most 8 of the 48 groups whose rewards differ"
     assert (said in str(found)) == bool(causes)
+
+
+@pytest.mark.parametrize(("sign", "groups", "named"), [(-1, 6, True), (1, 6, False), (-1, 2, False)])
+def test_a_credit_that_gives_the_better_rollouts_the_lower_worth_is_named(
+    tmp_path: Path, sign: int, groups: int, named: bool
+) -> None:
+    run = Recorded(right=[[4] * groups]).write(tmp_path / "run")
+    (file,) = read_run(run).of_mode("train")
+    rows = [
+        {"rollout": r["id"], "span": "s", "node": "", "place": "trained", "reason": "", "tokens": 9, "advantage": worth}
+        for r in rollout_rows([file], ("id", "value"))
+        for worth in [sign * (r["value"] - 0.5)]
+    ]
+    RunDirectory(run).write_calls(rows, step=file.step)
+    found = [f for f in diagnose(run).problems if f.cause == "credit-reversed"]
+    assert [f.text.startswith(f"in all {groups} groups whose rewards differ, ") for f in found] == [True] * named
 
 
 def test_the_auditors_words_come_first_and_trends_before_other_warnings(tmp_path: Path) -> None:
