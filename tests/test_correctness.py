@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,16 @@ def test_what_is_not_ok_is_not_correct() -> None:
         Score(status="ok", value=1.0, correct="yes")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("verdict", [True, np.True_, False, np.False_])
+@pytest.mark.parametrize("verdict", [True, np.True_, 1, 1.0, np.int64(1), False, np.False_, 0, 0.0, np.float64(0)])
 def test_a_reward_reports_it_as_a_bool(verdict: Any) -> None:
     score = Score.ok(0.3, correct=verdict, style=0.5)
     assert (score.correct is bool(verdict), score.components) == (True, {"style": 0.5})
 
 
-@pytest.mark.parametrize("number", [1, 0.5, np.float64(0.5), np.int64(1)])
-def test_a_component_may_still_be_called_correct(number: Any) -> None:
-    score = Score.ok(0.3, correct=number, style=0.5)
-    assert (score.correct, score.components) == (None, {"correct": float(number), "style": 0.5})
+@pytest.mark.parametrize("number", [0.5, 2, np.float64(0.5), math.nan])
+def test_another_number_is_no_verdict_and_no_component(number: Any) -> None:
+    with pytest.raises(ValueError, match="use True, False or None \\(a component needs another name\\)"):
+        Score.ok(0.3, correct=number, style=0.5)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, 10])

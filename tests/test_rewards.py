@@ -64,7 +64,7 @@ def test_scores_that_differ_by_rounding_only_are_one_score() -> None:
 def test_feedback_is_kept_with_the_details_of_a_score() -> None:
     score = Score.ok(0.3, feedback="the query has no such column", exact=0.0)
     assert (score.feedback, score.components) == ("the query has no such column", {"exact": 0.0})
-    assert Score.ok(1, correct=0.5, feedback="half").feedback == "half"
+    assert Score.ok(1, correct=1, feedback="half").feedback == "half"
     assert Score.timeout("too slow", feedback="it scans a table").feedback == "it scans a table"
     each, number = Score.ok(1.0, calls=[0.5, None]), Score.ok(1.0, calls=2, size=1)
     assert (each.calls, each.components, number.calls, number.components) == (

@@ -18,6 +18,9 @@ CORRECT_AT = 1.0
 TURN = re.compile(r"(right|repaired|broken) at turn \d+|wrong at every turn")
 """What `turn_of` returns."""
 
+NO_RULE = f"accuracy counts an answer as correct if its reward is at least {CORRECT_AT:g} (the default)"
+"""How the warning begins of a reward of another scale than 0 to 1, and no rule that says what is correct."""
+
 CORRECT_TOLD = "correct_told"
 """The key of a run's summary: whether the reward or the user says what is correct, or only that default."""
 
@@ -67,8 +70,7 @@ class Correctness:
 
     def _warn(self, value: float) -> None:
         self.warning = (
-            f"accuracy counts an answer as correct if its reward is at least {CORRECT_AT:g} (the default), "
-            f"but a reward of {value:g} is outside 0 to 1. Define what is correct: run.correct_at=VALUE, "
+            f"{NO_RULE}, but a reward of {value:g} is outside 0 to 1. Define what is correct: run.correct_at=VALUE, "
             "RewardSpec(correct_at=VALUE), or Score.ok(value, correct=True or False) (docs/rewards.md)"
         )
         log.warning("%s", self.warning)

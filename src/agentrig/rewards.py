@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
 from typing import Any, Literal
 
 import attrs
@@ -62,7 +61,9 @@ class Score:
         if self.status not in ("ok", "invalid", "timeout"):
             raise ValueError(f"status is {self.status!r}; use 'ok', 'invalid' or 'timeout'")
         if self.correct is not None and not isinstance(self.correct, bool):
-            raise ValueError(f"a score's correct is {self.correct!r}; use True, False or None")
+            raise ValueError(
+                f"a score's correct is {self.correct!r}; use True, False or None (a component needs another name)"
+            )
         if self.correct and self.status != "ok":
             raise ValueError(f"a score with status {self.status!r} cannot be correct; only 'ok' can")
         for name in ("components", "details"):
@@ -111,7 +112,7 @@ class Score:
         """Return an `ok` score.
 
         Args:
-            correct: True or False: whether the answer counts as correct. A number is the component of that name.
+            correct: True or False, or 1 or 0: whether the answer counts as correct. No component has this name.
             feedback: What was wrong or right with the answer, as `Score.feedback` returns it.
             calls: As `Score.calls`. A number is the component of that name.
 
@@ -126,9 +127,7 @@ class Score:
         number = float(_number("value", value))
         if not isinstance(calls, Iterable):
             components, calls = {"calls": calls, **components}, ()
-        if isinstance(correct, Real) and not isinstance(correct, bool):
-            components, correct = {"correct": float(correct), **components}, None
-        verdict: Any = bool(correct) if type(correct).__module__ == "numpy" else correct
+        verdict: Any = bool(correct) if correct in (0, 1) else correct
         return cls(
             status="ok", value=number, components=components, details=details, correct=verdict, calls=tuple(calls)
         )

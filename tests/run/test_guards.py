@@ -11,7 +11,7 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Outcome, Score, Task, Triplet
+from agentrig import AdapterSpec, Outcome, Score, Task, Triplet
 from agentrig.errors import OutOfMemory, RunStopped
 from agentrig.processes.servers import ServerError, ServerOutOfMemory
 from agentrig.rollouts import Rollout
@@ -171,12 +171,26 @@ NOTHING_KEPT: dict[str, tuple[list[Trace], list[str]]] = {
 }
 
 
+MATCHING = AdapterSpec(
+    name="agent-match", summary="", config=attrs.make_class("Keys", ["match", "model"]), build=lambda config: None
+)
+OWN = AdapterSpec(name="own", summary="", build=lambda config: None)
+
+
 @pytest.mark.parametrize("why", NOTHING_KEPT)
 def test_rollouts_without_triplets_are_explained(why: str) -> None:
     traces, said = NOTHING_KEPT[why]
     with pytest.raises(RunStopped) as caught:
-        check_triplets([rollout(trace=trace) for trace in traces], step=1, adapter="agent-match")
+        check_triplets([rollout(trace=trace) for trace in traces], step=1, adapter=MATCHING)
     assert [part for part in said if part not in str(caught.value)] == []
+
+
+def test_an_adapter_without_the_key_match_is_not_told_to_change_it() -> None:
+    with pytest.raises(RunStopped, match="The adapter own kept none of 1 call") as caught:
+        check_triplets([rollout(trace=trace_of("write"))], step=1, adapter=OWN)
+    said = "Your adapter own returned no triplet for any call: mend it, or choose another (adapter.use)."
+    assert said in str(caught.value)
+    assert "adapter.match" not in str(caught.value)
 
 
 def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
@@ -189,7 +203,7 @@ def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
         told = [attrs.evolve(s, error=error) if s.name == LLM_CALL else s for s in calls]
         failed = attrs.evolve(swallowed, trace=attrs.evolve(trace, spans=told))
         with pytest.raises(RunStopped, match=f"All calls to the model failed.*{error}") as stopped:
-            check_triplets([failed, failed], step=1, adapter="agent-match")
+            check_triplets([failed, failed], step=1, adapter=MATCHING)
         assert stopped.value.cause == cause
     assert unseen_calls([swallowed, rollout(trace=trace)]) == "", "one call counts"
     away = [attrs.evolve(s, attributes={**s.attributes, SERVER: "api.openai.com:443"}) for s in calls]
@@ -201,8 +215,8 @@ def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
 
 
 def test_one_triplet_is_enough_and_failures_do_not_count() -> None:
-    check_triplets([rollout(trace=trace_of()), rollout(triplets=[TRIPLET])], step=1, adapter="x")
-    check_triplets([rollout(failure="deadline", trace=trace_of())], step=1, adapter="x")
+    check_triplets([rollout(trace=trace_of()), rollout(triplets=[TRIPLET])], step=1, adapter=OWN)
+    check_triplets([rollout(failure="deadline", trace=trace_of())], step=1, adapter=OWN)
 
 
 def test_a_constant_reward() -> None:

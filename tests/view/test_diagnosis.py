@@ -38,7 +38,7 @@ from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
 from agentrig.view.causes.evidence import Evidence, StepFacts
 from agentrig.view.causes.finding import Finding
 from agentrig.view.diagnosis import FADED, IT_ENDED, NOT_YET, UNREADABLE, diagnose, ending, verdict, words
-from agentrig.view.reading import read_run
+from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.terminal import run_ending, run_error
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -314,21 +314,40 @@ def test_calls_without_an_answer_are_a_problem_if_they_are_of_many_tasks(
         assert told.endswith("; 8 of 16 training tasks made them: such as task-0000 and task-0001")
 
 
-def test_calls_that_failed_because_of_their_prompts_length_name_its_cure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "said", "setting", "advice"),
+    [
+        (
+            "HTTP 400: this model's context is 512 tokens; the prompt has 600 (context_length_exceeded)",
+            "most of their prompts left no room in the model's context",
+            "algorithm.max_length",
+            "let it take longer contexts, lower max_tokens",
+        ),
+        (
+            "HTTP 404: no model gpt-4",
+            "most often (16 of 16) with HTTP 404: no model gpt-4",
+            "agent.use",
+            "endpoint.model as the model",
+        ),
+        ("HTTP 429: busy", "with HTTP 429: busy", "server.use", "server.log"),
+    ],
+)
+def test_calls_that_failed_name_their_error_and_its_cure(
+    tmp_path: Path, error: str, said: str, setting: str, advice: str
+) -> None:
     run = write_run(tmp_path / "run", steps=2)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line["calls"] = {"recorded": 32, "trained": 16, "dropped": {"call-error": 16}}
         made = [rollout_of(i, right=True, mode="train", step=line["step"]) for i in range(16)]
-        error = "HTTP 400: this model's context is 512 tokens; the prompt has 600 (context_length_exceeded)"
         failed = Span(id="failed", parent=None, name=LLM_CALL, start=0.0, end=1.0, error=error)
         spans = [attrs.evolve(r, trace=attrs.evolve(r.trace, spans=(*r.trace.spans, failed))) for r in made]
         RunDirectory(run).write_rollouts(spans, mode="train", step=line["step"])
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = (problem for problem in diagnose(run).problems if problem.cause == "call-errors")
-    assert "most of their prompts left no room in the model's context" in found.text
-    assert found.settings[0] == "algorithm.max_length"
-    assert "let it take longer contexts, lower max_tokens" in found.advice
+    assert said in found.text
+    assert found.settings[0] == setting
+    assert advice in found.advice
 
 
 def test_a_difference_of_few_values_is_never_certain() -> None:
@@ -740,6 +759,25 @@ def test_an_agent_that_answers_the_same_whatever_the_model_replies_is_named(tmp_
     )
 
 
+@pytest.mark.parametrize(("reply", "named"), [("{}", True), ("It is {}.", False)])
+def test_an_agent_that_caches_the_first_reply_to_each_task_is_named(tmp_path: Path, reply: str, named: bool) -> None:
+    case = Recorded(right=[[0] * 5] * 7, stop=ZERO)
+    run = case.write(tmp_path / "run")
+    for step in range(1, 8):
+        made = []
+        for g in range(5):
+            for i in range(8):
+                rollout = case.rollout(g, i, right=False, step=step)
+                said = reply.format(f"day {step}-{g}" if i == 0 or not named else rollout.id.upper()) + " " * i
+                trace = trace_of(rollout.id, rollout.task, [said], right=False, start=0.0)
+                made.append(attrs.evolve(rollout, outcome=Outcome(answer=f"day {step}-{g}"), trace=trace))
+        RunDirectory(run).write_rollouts(made, mode="train", step=step)
+    found = diagnose(run).problems
+    assert [f.cause for f in found][:1] == ["one-answer" if named else "tasks-too-hard"]
+    text = "differ in 35 of 35 groups (one task's rollouts in a step), the agent's answers do not"
+    assert (text in found[0].text, "cache the replies" in found[0].advice) == (named, named)
+
+
 def test_a_falling_reward_is_no_reason_to_lower_the_rate_of_a_policy_that_stayed_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -776,6 +814,22 @@ def test_a_credit_that_learns_from_few_of_the_groups_whose_rewards_differ_is_nam
     assert [problem.cause for problem in found.problems] == causes
     said = "the credit gave 8 of 384 calls a worth, so it learned from at most 8 of the 48 groups whose rewards differ"
     assert (said in str(found)) == bool(causes)
+
+
+@pytest.mark.parametrize(("sign", "groups", "named"), [(-1, 6, True), (1, 6, False), (-1, 2, False)])
+def test_a_credit_that_gives_the_better_rollouts_the_lower_worth_is_named(
+    tmp_path: Path, sign: int, groups: int, named: bool
+) -> None:
+    run = Recorded(right=[[4] * groups]).write(tmp_path / "run")
+    (file,) = read_run(run).of_mode("train")
+    rows = [
+        {"rollout": r["id"], "span": "s", "node": "", "place": "trained", "reason": "", "tokens": 9, "advantage": worth}
+        for r in rollout_rows([file], ("id", "value"))
+        for worth in [sign * (r["value"] - 0.5)]
+    ]
+    RunDirectory(run).write_calls(rows, step=file.step)
+    found = [f for f in diagnose(run).problems if f.cause == "credit-reversed"]
+    assert [f.text.startswith(f"in all {groups} groups whose rewards differ, ") for f in found] == [True] * named
 
 
 def test_the_auditors_words_come_first_and_trends_before_other_warnings(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from agentrig import Outcome, Score, Task
+from agentrig.correctness import Correctness
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, trace_of, write_run
 from agentrig.view.causes.evidence import Evidence, StepFacts, reason_of
@@ -273,9 +274,15 @@ def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> 
     def measured(first: float, last: float, right: tuple[int, int] = (-1, -1)) -> str:
         for step, reward, which in zip((0, 24), (first, last), right, strict=True):
             made = [rollout_of(i, right=i == which, mode="report", step=step) for i in range(12)]
-            scores = [Score.ok(reward + i / 100, correct=i == which) for i in range(12)]
-            answer = Outcome(answer=f"at {step}")
-            made = [attrs.evolve(r, score=score, outcome=answer) for r, score in zip(made, scores, strict=True)]
+            made = [
+                attrs.evolve(
+                    r,
+                    score=Score.ok(reward + i / 100, correct=i == which),
+                    outcome=Outcome(answer=f"at {step}"),
+                    trace=trace_of(r.id, r.task, [f"at {step}"], right=i == which, start=1.0),
+                )
+                for i, r in enumerate(made)
+            ]
             RunDirectory(run).write_rollouts(made, mode="report", step=step)
         return words(diagnose(run))
 
@@ -333,6 +340,20 @@ def test_answers_that_differ_where_the_replies_do_not_are_told(tmp_path: Path) -
     assert f"{said.format(12)} replies have unlike answers" in trained_on(tmp_path / "all", list("abcdefgh"), scores)
     assert said.format(6) in trained_on(tmp_path / "half", [*"aaaaaabc"], scores)
     assert "replies alone" not in trained_on(tmp_path / "fewer", [*"aaaaaaab"], scores)
+
+
+def test_rewards_of_another_scale_without_a_rule_for_correct_are_told_first(tmp_path: Path) -> None:
+    run, rule = write_run(tmp_path / "run", steps=3, lift=0.0), Correctness()
+    for step in (0, 3):
+        made = [rollout_of(i, right=True, mode="report", step=step) for i in range(12)]
+        made = [attrs.evolve(r, score=Score.ok(60.0).with_correct(rule)) for r in made]
+        RunDirectory(run).write_rollouts(made, mode="report", step=step)
+    assert "Use harder" in words(diagnose(run)), "a reward that has a rule"
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "warnings": [rule.warning]}))
+    said = words(diagnose(run))
+    assert said.splitlines()[2].startswith("Accuracy counts an answer as correct if its reward is at least 1")
+    assert (said.count("but a reward of 60 is outside 0 to 1"), "harder" in said) == (1, False)
 
 
 def test_answers_that_the_reward_scored_as_timeout_are_told(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_graded_rewards_have_an_interval_and_a_test_of_their_mean(tmp_path: Path
         rewards = [round(most * (i % 5) / 4, 3) for i in range(40)]
         made = [
             attrs.evolve(
-                rollout_of(i, right=False, mode="report", step=step),
+                rollout_of(i, right=False, mode="report", step=step, turns=1 + step),
                 score=Score.ok(reward),
                 outcome=Outcome(answer=f"{step}"),
             )
@@ -431,6 +431,22 @@ def test_a_gain_of_answers_that_only_the_reward_changed_is_not_called_significan
         assert "significant" not in text
         assert not found.gained
         assert '<b class="good">' not in page[page.index('<div class="accuracy">') :].split("95% intervals")[0]
+
+
+@pytest.mark.parametrize(("n", "named"), [(12, True), (2, False)])
+def test_a_gain_of_an_agent_that_answers_equal_replies_anew_is_not_called_significant(
+    tmp_path: Path, n: int, named: bool
+) -> None:
+    run = write_run(tmp_path / "run", steps=8)
+    for step in (0, 8):  # n of the first 12 tasks have the same replies and another answer, the last 10 got right
+        made = [rollout_of(i, right=step > 0 and i >= 20, mode="report", step=step) for i in range(30)]
+        told = Outcome(answer="42"), Score.ok(1.0, correct=True)
+        made = [attrs.evolve(r, outcome=told[0], score=told[1]) if step and i < n else r for i, r in enumerate(made)]
+        RunDirectory(run).write_rollouts(made, mode="report", step=step)
+    text, found = ending(run), diagnose(run)
+    assert [f.cause for f in found.problems] == ["agent-contradicts-itself"] * named
+    assert (f"{n} of 30 held-out tasks have the same requests and replies at both ends" in text) == named
+    assert ("significant" in text, found.gained) == (not named, not named)
 
 
 def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):

@@ -57,8 +57,8 @@ def check_agent(situation: Situation) -> Iterator[Finding]:
         return
     finally:
         logger.setLevel(level)
-    name, calls = plan.components["adapter"].spec.name, list(rollout.trace.llm_calls())
-    why = unseen_calls([rollout]) or (untrained_calls([rollout], adapter=name)[0] if calls else "")
+    adapter, calls = plan.components["adapter"].spec, list(rollout.trace.llm_calls())
+    why = unseen_calls([rollout]) or (untrained_calls([rollout], adapter=adapter)[0] if calls else "")
     if why:
         first, _, rest = why.partition("\n")
         evidence = f"it played one training task, and none of its calls would be trained on. {first}"
@@ -68,7 +68,7 @@ def check_agent(situation: Situation) -> Iterator[Finding]:
         yield Finding.warning("agent", evidence, cure="see it with agentrig dev")
     else:
         kept = f"{len(rollout.triplets)} of {amount(len(calls), 'call')} to the model"
-        yield Finding.ok("agent", f"it played one training task: {kept} would be trained on ({name})")
+        yield Finding.ok("agent", f"it played one training task: {kept} would be trained on ({adapter.name})")
         if isinstance(plan.configs["credit"], TurnConfig) and (unscored := unscored_calls([rollout])):
             evidence, cure = unscored.split(": ", 1)
             yield Finding.warning("agent", evidence, cure=cure)

@@ -179,7 +179,8 @@ class Trial:
         """
         plan, begun = self.plan, time.perf_counter()
         algorithm: Any = plan.components["algorithm"].spec
-        limit, adapter = plan.run.failure_limit, plan.components["adapter"].spec.name
+        adapter: Any = plan.components["adapter"].spec
+        limit = plan.run.failure_limit
         expected = self.n * len(self.tasks)
 
         def body(engine: RolloutEngine, served: Sequence[Endpoint]) -> None:

@@ -18,6 +18,7 @@ from agentrig.demonstrations import gold_key
 from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.figures import SIGNIFICANT, number, sign_test
+from agentrig.plugins.specs import Spec
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Mode, Rollout, mode_name
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
@@ -250,7 +251,7 @@ def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None, unre
     return bool(unseen)
 
 
-def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> None:
+def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: Spec) -> None:
     """Stop when a training step has nothing to train on: no calls, no token ids, or no match."""
     valid = [r for r in rollouts if r.failure is None]
     why, cause = untrained_calls(valid, adapter=adapter)
@@ -274,7 +275,7 @@ def with_token_ids(rollouts: Sequence[Rollout], adapter: Adapter) -> list[Rollou
     return found
 
 
-def untrained_calls(rollouts: Sequence[Rollout], *, adapter: str) -> tuple[str, str]:
+def untrained_calls(rollouts: Sequence[Rollout], *, adapter: Spec) -> tuple[str, str]:
     """Say why no call of some rollouts would be trained on, and the cause's name; '' and '' if some would.
 
     Args:
@@ -309,10 +310,14 @@ def untrained_calls(rollouts: Sequence[Rollout], *, adapter: str) -> tuple[str, 
             "but not those of prompts (`prompt_token_ids`): without both, a call cannot be trained. Use an endpoint "
             "that returns both for `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
         ), "no-token-ids"
+    cure = f"Change what it matches (adapter.match, adapter.model), {change}adapter.match= (empty) to train every call."
+    if "match" not in attrs.fields_dict(adapter.config):
+        cure = (
+            f"Your adapter {adapter.name} returned no triplet for any call: mend it, or choose another (adapter.use)."
+        )
     return (
-        f"The adapter {adapter} kept none of {amount(len(calls), 'call')}. They were made under these nodes: {seen}.\n"
-        f"  They named these models: {_models(calls)}.\n"
-        f"  Change what it matches (adapter.match, adapter.model), {change}adapter.match= (empty) to train every call."
+        f"The adapter {adapter.name} kept none of {amount(len(calls), 'call')}. They were made under these nodes: "
+        f"{seen}.\n  They named these models: {_models(calls)}.\n  {cure}"
     ), "unmatched-calls"
 
 

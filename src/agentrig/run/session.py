@@ -383,7 +383,7 @@ class RunSession:
         self._rollouts_s += wall_s
         self._step_rollouts += rollouts
         if learns:
-            guards.check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
+            guards.check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec)
         if learns and not self._demonstrated:
             guards.check_sampling(rollouts, sampling, step=step)
         self._ledger.record(rollouts, step=step, expected=expected)

@@ -151,6 +151,24 @@ def rollouts_of_reason(directory: Path, step: int, reason: str) -> set[str] | No
         return None
 
 
+def worths_of(directory: Path, step: int) -> dict[str, float]:
+    """Return the mean advantage of the trained calls of each rollout of a step; none if the file can't be read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    file, columns = _calls_file(directory, step), ["rollout", "place", "advantage"]
+    try:
+        check_regular(file)
+        rows = pyarrow.parquet.read_table(file, columns=columns, partitioning=None).to_pylist()
+    except (OSError, KeyError, pyarrow.ArrowException):
+        return {}
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("place") == "trained" and row.get("advantage") is not None:
+            found.setdefault(str(row["rollout"]), []).append(row["advantage"])
+    return {rollout: math.fsum(each) / len(each) for rollout, each in found.items()}
+
+
 def _calls_file(directory: Path, step: int) -> Path:
     return directory / "calls" / f"train-{step:05d}.parquet"
 

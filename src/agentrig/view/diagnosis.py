@@ -144,6 +144,7 @@ class Diagnosis:
         no_gain: What to say of a gain that is not known, or none at all, or one of the reward only; else empty.
         faded: Whether little was left to learn from at the end, though not all is learned: a warning says why.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
+        no_rule: The run's warning that nothing says which rewards are correct, so that its accuracy says little.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
         audited: Which links of which steps the auditor has looked at; empty if it has not.
@@ -163,6 +164,7 @@ class Diagnosis:
     no_gain: str = ""
     faded: bool = False
     reward_rise: float | None = None
+    no_rule: str = ""
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
@@ -196,6 +198,10 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         problems = [f for f in problems if f.cause != "low-entropy"]
     if any(f.cause == "learning-rate-too-large" for f in problems):  # a destroyed policy is right on no task
         by_rule.pop(groups.unsolved, None)
+    if no_rule := evidence.no_rule:  # what is easy or hard is not known
+        doubted = ("tasks-too-easy", "tasks-too-hard")
+        keys = ("run.correct_at", "reward.use")
+        problems = [attrs.evolve(f, advice=no_rule, settings=keys) if f.cause in doubted else f for f in problems]
     solved = bool(data.summary.get("solved"))
     # a higher reward of training is no verdict about held-out tasks that a stopped run did not measure
     stopped = "" if solved or more_right(evidence) else outcome.unfinished(evidence)
@@ -221,7 +227,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         or not (data.steps or stopped)
     )
     fallen = "" if stopped or solved else outcome.fallen(evidence)
-    go_on = "" if silent else fallen or advice(evidence)
+    go_on = "" if silent or (no_rule and not stopped) else fallen or advice(evidence)
     refused = outcome.against_resume(evidence) if stopped and not go_on else ""
     against = [Finding("warn", refused)] if refused else []
     # a run that was killed: the next step has the command, or says why a resume would be refused
@@ -245,12 +251,18 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
         and not outcome.nothing_left(evidence),
         reward_rise=rise,
+        no_rule=no_rule,
         problems=problems,
         next_step=go_on,
         warnings=[
             *against,
             *ends,
-            *(f for rule in warned for f in by_rule[rule] if f.level == "warn" and f.text not in go_on),
+            *(
+                f
+                for rule in warned
+                for f in by_rule[rule]
+                if f.level == "warn" and f.text not in go_on and (problems or f.text != no_rule)
+            ),
             *moved,
         ],
         checks=[f for f in found if f.level in ("ok", "fact") and f not in moved],
@@ -315,7 +327,12 @@ def _above(finding: Finding, others: Sequence[Finding]) -> list[str]:
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """Return the sentence about a run without problems."""
+    """Return the sentence about a run without problems; what its accuracy rests on comes first."""
+    said = _verdict(diagnosis)
+    return f"{diagnosis.no_rule[0].upper()}{diagnosis.no_rule[1:]}. {said}" if diagnosis.no_rule else said
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.steps:
         if diagnosis.no_gain:
             return f"{diagnosis.no_gain} {diagnosis.next_step}"

@@ -113,7 +113,7 @@ def dev(
             console.print(span_tree(told, gold=gold, own_model=server is None))
     warning = unseen_calls(found.rollouts, unrecorded=found.unrecorded)
     if not warning:
-        why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec.name)
+        why, _ = untrained_calls(trained, adapter=plan.components["adapter"].spec)
         warning = f"no call of this agent would be trained on.\n  {why}" if why else ""
         warning = warning or refused_sampling(trained, sampling_of(plan.configs["algorithm"]), found.sampling)
     warning = warning or unanswered(found.rollouts) or wrong_in_form(found.rollouts)

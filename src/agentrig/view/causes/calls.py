@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from agentrig.figures import count, number
@@ -15,21 +18,31 @@ from agentrig.ledger import (
     WORTHLESS,
 )
 from agentrig.run.guards import OVERLONG
-from agentrig.text import amount
+from agentrig.text import alike, amount, cut
 from agentrig.traces import LLM_CALL
-from agentrig.view.beside import rollouts_of_reason
+from agentrig.view.beside import rollouts_of_reason, worths_of
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.rollouts import PART_LIMIT, SHORTER, TOO_LONG
 from agentrig.view.causes.trend import at_least, gained
 from agentrig.view.figures import books, totals
-from agentrig.view.reading import RunData, dig, rollout_rows, spans_of
+from agentrig.view.reading import RolloutFile, RunData, dig, rollout_rows, spans_of
 
 MOST = 0.6
 """If an adapter leaves out more than this share of the calls and the run does not get better, it is named."""
 
 HALF = 0.5
 """If a credit gives no call of more of the groups with unlike rewards a worth, it is named: these are what teaches."""
+
+REFUSED = re.compile(r"^HTTP 4(?!08|29)\d\d\b")
+"""How the error of a call begins that the server refused for what it asked, not for its load."""
+
+WRONG_REQUEST = (
+    "Send what the server takes, above all endpoint.model as the model, and let the agent raise other errors."
+)
+
+SURE_OF_SIGN = 3
+"""In so many groups, and all of a run, the worth must fall with the reward until the credit is said to be reversed."""
 
 REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
     UNMATCHED_NODE: (
@@ -134,6 +147,7 @@ def trained(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("ok", f"the adapter kept calls in every step, {count(sum(kept.values()))} in all{names}")
     yield from _silent(evidence)
     yield from _unused(evidence)
+    yield from _reversed(evidence)
 
 
 def _silent(evidence: Evidence) -> Iterator[Finding]:
@@ -185,7 +199,9 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _about(evidence: Evidence, reason: str) -> tuple[str, str, tuple[str, ...], str]:
-    """Return what `REASONS` has; of calls that failed because most of their prompts were too long, what says so."""
+    """Return what `REASONS` has; of calls that failed, with the commonest error and what to do about it."""
+    if reason == UNMATCHED_NODE and evidence.value("adapter.match") is None:  # an adapter without that key
+        reason = LEFT_OUT_BY_ADAPTER
     cause, why, settings, advice = REASONS[reason]
     if reason != CALL_ERROR:
         return cause, why, settings, advice
@@ -193,9 +209,14 @@ def _about(evidence: Evidence, reason: str) -> tuple[str, str, tuple[str, ...], 
     files = [file for file in evidence.run.of_mode("train") if since in (None, file.step)][:1]
     spans = (span for row in rollout_rows(files, ("spans",)) for span in spans_of(row["spans"]))
     errors = [span.error for span in spans if span.name == LLM_CALL and span.error]
-    if 2 * sum(bool(OVERLONG.search(error)) for error in errors) <= len(errors):
-        return cause, why, settings, advice
-    return cause, "most of their prompts left no room in the model's context", evidence.setting(*TOO_LONG), SHORTER
+    if 2 * sum(bool(OVERLONG.search(error)) for error in errors) > len(errors):
+        return cause, "most of their prompts left no room in the model's context", evidence.setting(*TOO_LONG), SHORTER
+    for kind, n in Counter(map(alike, errors)).most_common(1):
+        example = cut(next(error for error in errors if alike(error) == kind), 200)
+        why = f"{why}, most often ({count(n)} of {count(len(errors))}) with {example}"
+    if 2 * sum(bool(REFUSED.search(error)) for error in errors) > len(errors):
+        return cause, why, ("agent.use",), WRONG_REQUEST
+    return cause, why, settings, advice
 
 
 def _dropped(evidence: Evidence, reason: str, n: int, recorded: int) -> Finding:
@@ -238,7 +259,7 @@ def _tasks_with(evidence: Evidence, reason: str) -> tuple[list[str], int]:
 
 def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Finding:
     """Name an adapter that leaves out most calls of a run that did not get better: these may decide the answer."""
-    cause, _, settings, _ = REASONS[reason]
+    cause, _, settings, _ = _about(evidence, reason)
     kept = totals(evidence.run, "nodes", "trained")
     others = sorted(totals(evidence.run, "nodes", "seen").keys() - kept.keys())
     text = (
@@ -271,6 +292,46 @@ def _worthless(evidence: Evidence, sums: Mapping[str, int]) -> Iterator[Finding]
         advice="Look at the credit: agentrig watch says of each call whether it was trained.",
         explains=("learning-rate-too-small", "weights-unchanged"),
     )
+
+
+def _reversed(evidence: Evidence) -> Iterator[Finding]:
+    """Name a credit with the wrong sign: in every group, the best rollouts are worth less than the worst."""
+    run = evidence.run
+    files = [] if evidence.demonstrated else run.of_mode("train")
+    groups = [worths for file in files for worths in run.seen.of(file, _best_and_worst)]
+    if len(groups) < SURE_OF_SIGN or any(best >= worst for best, worst in groups):
+        return
+    yield problem(
+        "credit-reversed",
+        f"in all {count(len(groups))} groups whose rewards differ, the credit gave the rollouts of the highest reward "
+        "a lower worth than those of the lowest: training makes the better answers less likely",
+        seen=(len(groups), len(groups), "groups"),
+        since=next(file.step for file in files if run.seen.of(file, _best_and_worst)),
+        settings=("credit.use",),
+        advice="Turn the sign of the credit round: a worth above 0 makes a call more likely.",
+        lost=1.0,
+        explains=(
+            *("learning-rate-too-large", "learning-rate-too-small", "tasks-too-hard", "entropy-collapse"),
+            *("zero-variance-groups", "low-entropy", "memorised"),
+        ),
+    )
+
+
+def _best_and_worst(file: RolloutFile) -> list[tuple[float, float]]:
+    """Return the mean worths of the best and of the worst rollouts of each group of a step whose rewards differ."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    worths = worths_of(file.path.parent.parent, file.step)
+    for row in rollout_rows([file], ("id", "group", "task_id", "value"), decode=False) if worths else ():
+        if number(row["value"]) is not None and str(row["id"]) in worths:
+            of = row["group"] if row["group"] is not None else row["task_id"]
+            groups.setdefault(str(of), []).append((float(row["value"]), worths[str(row["id"])]))
+    found = []
+    for pairs in groups.values():
+        ends = [end([value for value, _ in pairs]) for end in (max, min)]
+        best, worst = ([worth for value, worth in pairs if value == end] for end in ends)
+        if ends[0] > ends[1]:
+            found.append((math.fsum(best) / len(best), math.fsum(worst) / len(worst)))
+    return found
 
 
 def _first(evidence: Evidence, *reasons: str) -> int | None:

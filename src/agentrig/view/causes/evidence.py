@@ -14,13 +14,13 @@ from typing import Any
 
 import attrs
 
-from agentrig.correctness import CORRECT_TOLD, as_much
+from agentrig.correctness import CORRECT_TOLD, NO_RULE, as_much
 from agentrig.figures import SIGNIFICANT, flip_interval, flip_test, number, points
 from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import by_class, never_right
 from agentrig.text import alike, amount, json_text
-from agentrig.traces import LLM_CALL, message_digest
+from agentrig.traces import LLM_CALL, items, message_digest
 from agentrig.view import figures
 from agentrig.view.reading import (
     SLICES,
@@ -42,6 +42,9 @@ COLUMNS = (
 
 RESCORED, RESCORED_N = 0.1, 2
 """The share of equal answers, and the least number, that get two scores of a reward which is not to be believed."""
+
+REANSWERED, REANSWERED_N = 0.5, 3
+"""The share of tasks with equal requests and replies, and the least number, that an agent which changed scores anew."""
 
 APART = 0.1
 """How far scores of one answer must differ, relative to the reward's range, to be two: a judge, or a clock, varies."""
@@ -80,6 +83,8 @@ class StepFacts:
         same_answer: Those with a single answer.
         only_answer: The answer (JSON) of all scored ones, if it is the same in all and not None; else empty.
         unlike_replies: Groups with different replies of the model.
+        one_reply: Of these, those whose only answer is a whole line, or several, of the replies in one rollout, and no
+            part of those in another.
         same_replies: Pairs of scored rollouts of a task with the same replies of the model, and an answer.
         unlike_answers: Of these, those with different answers.
         unlike_example: The answers of such a pair, and their task.
@@ -125,6 +130,7 @@ class StepFacts:
     same_answer: int = 0
     only_answer: str = ""
     unlike_replies: int = 0
+    one_reply: int = 0
     same_replies: int = 0
     unlike_answers: int = 0
     unlike_example: str = ""
@@ -165,6 +171,27 @@ def _reason(details: Any) -> str:
 def _judged_only(row: Mapping[str, Any]) -> bool:
     """Whether the agent returned a reward and no answer, as agents of Agent Lightning do."""
     return row["answer"] == "null" and row["own_reward"] is not None
+
+
+def _one_reply(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all rollouts of a group have the reply of one of them as their answer, also one that holds no such text.
+
+    Where replies differ and mean the same, most of them hold the answer, or none is the answer word for word.
+    """
+    answers = {str(row["answer"]) for row in rows}
+    answer = decoded({"answer": answers.pop()})["answer"] if len(answers) == 1 else None
+    if not isinstance(answer, str) or not answer.strip():
+        return False
+    text = _lines(answer)
+    replies = [_lines(str(row["replies"] or "")) for row in rows]
+    return any(text in reply for reply in replies) and any(
+        reply.strip() and text.strip() not in reply for reply in replies
+    )
+
+
+def _lines(text: str) -> str:
+    """Return a text in lower case, each line without space around it and with a line break on both sides."""
+    return "".join(f"\n{line.strip()}" for line in text.strip().casefold().splitlines()) + "\n"
 
 
 def facts_of(file: RolloutFile) -> StepFacts:
@@ -251,6 +278,7 @@ def facts_of(file: RolloutFile) -> StepFacts:
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in answering),
         only_answer=only,
         unlike_replies=sum(len({row["replies"] for row in rows}) > 1 for rows in several),
+        one_reply=sum(map(_one_reply, answering)),
         same_replies=sum(n for *_, n in pairs),
         unlike_answers=sum(n - sum(k * (k - 1) // 2 for k in answers.values()) for _, answers, n in pairs),
         unlike_example=next(
@@ -298,25 +326,29 @@ def task_slices(file: RolloutFile) -> dict[str, dict[str, str]]:
 
 def heard_of(file: RolloutFile) -> dict[str, tuple[str, float | None]]:
     """Return, of each scored rollout of a file, what the model replied in it and the agent's own reward, by id."""
-    rows = rollout_rows([file], ("id", "status", "replies", "own_reward"), decode=False)
-    return {str(row["id"]): (str(row["replies"]), row["own_reward"]) for row in rows if row["status"] == "ok"}
+    columns = ("status", "replies", "own_reward")
+    rows = rollout_rows([file], ("id", *columns), decode=False, optional=columns)
+    heard = [row for row in rows if row["status"] == "ok" and row["replies"] is not None]
+    return {str(row["id"]): (str(row["replies"]), row["own_reward"]) for row in heard}
 
 
 @attrs.frozen
 class Rescored:
-    """Tasks with the same answer, of the same replies, in two measurements, and what the reward made of them.
+    """Tasks of the same replies in two measurements, whose scores differ for another cause than the model.
 
     Attributes:
-        same: How many there are.
+        same: How many have the same replies, and where the reward is that cause, the same answer.
         scores: Of these, those with another score, or another verdict.
         better: Of these, those that went from wrong to right.
         worse: Those that went from right to wrong.
+        agent: Whether the agent is that cause: it gave another answer to the same requests and replies.
     """
 
     same: int = 0
     scores: int = 0
     better: int = 0
     worse: int = 0
+    agent: bool = False
 
 
 Requests = Mapping[str, tuple[str, Collection[str]]]
@@ -449,6 +481,14 @@ class Evidence:
         told = bool(self.run.summary) and self.run.summary.get(CORRECT_TOLD) is not False
         return told or not any(facts.reward for facts in self.steps)
 
+    @property
+    def no_rule(self) -> str:
+        """The run's warning that nothing says which of its rewards above 1 are correct; '' if it had none."""
+        told = [*items(self.run.manifest.get("warnings")), *items(self.run.summary.get("warnings"))]
+        ends = (reward for end in self.ends or () for *_, reward in end.values())
+        above = any(reward > 1 for reward in ends) or any((facts.right_most or 0) > 1 for facts in self.steps)
+        return next((text for text in map(str, told) if text.startswith(NO_RULE)), "") if above else ""
+
     @cached_property
     def form_only(self) -> str:
         """What the run said of an answer that is right but for its form; '' if it said nothing of that."""
@@ -479,37 +519,52 @@ class Evidence:
 
     @cached_property
     def rescored(self) -> Rescored | None:
-        """The answers that are the same at both ends, if the reward gave many of them another score; else None."""
+        """The tasks of the same replies at both ends, if the reward or the agent changed many scores; else None."""
         first, last = self.ends or ({}, {})
         scores = [reward for end in (first, last) for *_, reward in end.values()]
         far = APART * (max(scores) - min(scores)) if scores else 0.0
 
-        def apart(same: Iterable[tuple[Any, Any]]) -> int:
-            return sum(a[1] != b[1] or abs(a[3] - b[3]) > far for a, b in same)
+        def apart(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+            return [(a, b) for a, b in pairs if a[1] != b[1] or abs(a[3] - b[3]) > far]
 
-        pairs = [(first[task], last[task]) for task in first.keys() & last.keys() if first[task][2] == last[task][2]]
-        if apart(pairs) < RESCORED_N:
+        both = [(first[task], last[task]) for task in first.keys() & last.keys()]
+        if len(apart(both)) < RESCORED_N:
             return None  # the replies, which take time, need not be read
         files = self.run.measured()
         heard = self.run.seen.of(files[0], heard_of) | self.run.seen.of(files[-1], heard_of)
-        pairs = [(a, b) for a, b in pairs if a[0] in heard and heard[a[0]] == heard.get(b[0])]
-        n = apart(pairs)
-        if n < max(RESCORED_N, RESCORED * len(pairs)):
-            return None
-        better, worse = sum(b[1] > a[1] for a, b in pairs), sum(a[1] > b[1] for a, b in pairs)
-        return Rescored(len(pairs), n, better, worse)
+        both = [(a, b) for a, b in both if a[0] in heard and heard[a[0]] == heard.get(b[0])]
+        pairs = [(a, b) for a, b in both if a[2] == b[2]]
+        found, agent = apart(pairs), False
+        if len(found) < max(RESCORED_N, RESCORED * len(pairs)):
+            pairs, agent = both, True
+            found = [(a, b) for a, b in apart(both) if a[2] != b[2]]
+            if len(found) < max(REANSWERED_N, REANSWERED * len(both)):
+                return None
+            before, after = (self.run.seen.of(file, requests_of) for file in (files[0], files[-1]))
+            pairs = [(a, b) for a, b in both if a[0] in before and before[a[0]] == after.get(b[0])]
+            found = [pair for pair in found if pair in pairs]
+            if len(found) < max(REANSWERED_N, REANSWERED * len(pairs)):
+                return None
+        better, worse = sum(b[1] > a[1] for a, b in found), sum(a[1] > b[1] for a, b in found)
+        return Rescored(len(pairs), len(found), better, worse, agent)
 
     @cached_property
     def learned(self) -> tuple[int, int]:
-        """How many tasks got right, and wrong, without those that only the reward changed: see `rescored`."""
+        """How many tasks got right, and wrong, without those that only the reward changed: see `rescored`.
+
+        None did where the agent is another one: it may have changed the others, too.
+        """
         better, worse, *_ = self.changed
         none = self.rescored or Rescored()
-        return better - none.better, worse - none.worse
+        return (0, 0) if none.agent else (better - none.better, worse - none.worse)
 
     @property
     def chance(self) -> str:
         """In words whether the split of the changed tasks may be chance, see `figures.chance`."""
         better, worse, *_ = self.changed
+        if self.rescored and self.rescored.agent:
+            n = self.rescored.better + self.rescored.worse
+            return f"{n} of these {better + worse} have the same replies at both ends: not the model's doing"
         same = better + worse - sum(self.learned)
         of = f"{same} of these {better + worse} have the same answer at both ends; without them, " if same else ""
         return f"{of}{figures.chance(*self.learned)}"

@@ -165,6 +165,8 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     settings = SETTINGS.get(cause, ())
     if cause == "other-sampling":
         settings = ("agent.use", *dict.fromkeys(KEYS.findall(message)))
+    if cause == "unmatched-calls" and evidence.value("adapter.match") is None:
+        settings = ("adapter.use",)
     if cause == "overlong-prompts":
         settings, rest = evidence.setting(*TOO_LONG), f"{rest}\n{SHORTER}".lstrip()
     steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
@@ -337,7 +339,8 @@ def mean_reward(evidence: Evidence) -> Iterator[Finding]:
         f"{before:.3f} to {after:.3f}: {after - before:+.3f}"
     )
     if evidence.rescored:
-        scores = f"{count(evidence.rescored.scores)} of them have the same answer at both ends and another score"
+        same = "replies" if evidence.rescored.agent else "answer"
+        scores = f"{count(evidence.rescored.scores)} of them have the same {same} at both ends and another score"
         yield Finding("fact", f"{text}; {scores}")
         return
     text += f", 95% interval {low:+.3f} to {high:+.3f} (permutation test {judged(moved.p)})"

@@ -28,7 +28,7 @@ def two_scores(evidence: Evidence) -> Iterator[Finding]:
     found, repeated, n = evidence.rescored, evidence.total("repeated"), evidence.total("contradicted")
     if evidence.demonstrated:
         repeated = n = 0
-    if found:
+    if found and not found.agent:
         verdicts = found.better + found.worse
         scores = f" ({count(found.scores)} their score)" if found.scores > verdicts else ""
         changed = f"{count(verdicts)} of these changed their verdict{scores}"

@@ -102,23 +102,29 @@ def unanswered(evidence: Evidence) -> Iterator[Finding]:
 
 
 def one_answer(evidence: Evidence) -> Iterator[Finding]:
-    """Agents that answer the same whatever the model replies: the reward judges no reply."""
+    """Agents that answer the same whatever the model replies, to all tasks or to each: the reward judges no reply."""
     scored, groups, unlike = (evidence.total(key) for key in ("scored", "groups", "unlike_replies"))
     answers = {facts.only_answer for facts in evidence.steps if facts.scored}
     tasks = {task for facts in evidence.steps for task in facts.tried}
-    if len(answers) != 1 or "" in answers or len(tasks) < 2 or unlike <= 0.9 * groups:
+    if len(tasks) < 2 or evidence.total("same_right") == groups:
         return
-    if evidence.total("same_right") == groups:
+    among = f"{count(unlike)} of {amount(count(groups), 'group')} (one task's rollouts in a step)"
+    text = f"the model's replies differ in {among}"
+    advice = "Look at how the agent makes its answer of the reply: does it find none in it, and return a constant?"
+    if len(answers) == 1 and "" not in answers and unlike > 0.9 * groups:
+        text += f", and all {count(scored)} answers are the same ({cut(answers.pop(), 100)})"
+    elif unlike >= max(SHOWN, groups / 2) and evidence.total("one_reply") > 0.9 * unlike:
+        text += ", the agent's answers do not: all rollouts of a group have the reply of one of them"
+        advice = "Does the agent cache the replies, or ignore them?"
+    else:
         return
     yield problem(
         "one-answer",
-        f"the model's replies differ in {count(unlike)} of {amount(count(groups), 'group')} (one task's rollouts in a "
-        f"step), and all {count(scored)} answers are the same ({cut(answers.pop(), 100)})",
+        text,
         seen=(scored, scored, "rollouts"),
         since=evidence.since("scored"),
         settings=("agent.use",),
-        advice="Look at how the agent makes its answer of the reply: does it find none in it, and return a constant?\n"
-        + see_rollouts(evidence.run.directory),
+        advice=f"{advice}\n" + see_rollouts(evidence.run.directory),
         explains=(
             *("tasks-too-hard", "constant-reward", "zero-variance-groups", "no-exploration", "low-entropy"),
             *("learning-rate-too-small", "weights-unchanged", "memorised"),
@@ -128,6 +134,20 @@ def one_answer(evidence: Evidence) -> Iterator[Finding]:
 
 def unlike_answers(evidence: Evidence) -> Iterator[Finding]:
     """Answers that differ although the model replied the same: something else than the model makes them."""
+    found = evidence.rescored
+    if found and found.agent:
+        yield problem(
+            "agent-contradicts-itself",
+            f"{count(found.scores)} of {count(evidence.changed[3])} {evidence.where.partition(' split')[0]} tasks have "
+            "the same requests and replies at both ends, another answer and another score: this change is the "
+            "agent's, not the model's",
+            seen=(found.scores, found.same, "tasks with the same requests and replies"),
+            settings=("agent.use",),
+            advice="The agent must do the same before and after training: does it keep something from earlier "
+            f"rollouts, or read what changes?\n{see_rollouts(evidence.run.directory)}",
+            lost=1.0,
+            explains=("tasks-too-easy", "zero-variance-groups", "constant-reward", "memorised", "no-exploration"),
+        )
     pairs, unlike = evidence.total("same_replies"), evidence.total("unlike_answers")
     if unlike < SHOWN or 2 * unlike < pairs:
         return
