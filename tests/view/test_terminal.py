@@ -404,7 +404,7 @@ def test_graded_rewards_have_an_interval_and_a_test_of_their_mean(tmp_path: Path
         ]
         RunDirectory(run).write_rollouts(made, mode="report", step=step)
     said = (
-        "he mean reward of the 40 held-out tasks went from 0.150 to 0.300: +0.150, 95% interval +0.116 to +0.184 "
+        "he mean reward of the 40 held-out tasks went from 0.150 to 0.300: +0.150, 95% interval +0.115 to +0.184 "
         "(permutation test p < 0.001: significant)"
     )
     assert f"T{said}." in ending(run)
