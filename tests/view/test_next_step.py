@@ -82,6 +82,16 @@ def test_a_validation_that_still_rises_asks_for_more_steps(tmp_path: Path) -> No
         assert "more steps" not in ending(diagnose(run))[0]
 
 
+def test_an_interval_that_the_exact_test_does_not_share_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lift=0.0)
+    for last, said in ((26, True), (24, False)):  # 13 became right, and so many wrong: p = 0.053, -24.6 to -0.8
+        for step in (0, 24):
+            right = [i < last if step == 0 else last <= i < last + 13 for i in range(100)]
+            made = [rollout_of(i, right=right[i], mode="report", step=step) for i in range(100)]
+            RunDirectory(run).write_rollouts(made, mode="report", step=step)
+        assert ("points (it is approximate, and the test is exact)" in str(diagnose(run))) == said
+
+
 def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_path: Path) -> None:
     run = with_lines(write_run(tmp_path / "run", lift=0.6, held_out=200), unvalidated)
     assert "more tasks (tasks.use)" not in diagnose(run).next_step

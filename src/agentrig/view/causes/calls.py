@@ -41,7 +41,7 @@ WRONG_REQUEST = (
     "Send what the server takes, above all endpoint.model as the model, and let the agent raise other errors."
 )
 
-SURE_OF_SIGN = 3
+SURE_OF_SIGN = 5
 """In so many groups, and all of a run, the worth must fall with the reward until the credit is said to be reversed."""
 
 REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {

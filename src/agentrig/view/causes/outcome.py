@@ -315,8 +315,10 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         f"from right to wrong ({evidence.chance})"
     )
     if not rescored:
-        low, high = map(points, paired_interval(better, worse, judged))
-        text += f"; 95% interval of the difference {low} to {high} points"
+        ends = paired_interval(better, worse, judged)
+        text += f"; 95% interval of the difference {points(ends[0])} to {points(ends[1])} points"
+        if (ends[0] <= 0 <= ends[1]) != (sign_test(better, worse) > SIGNIFICANT):
+            text += " (it is approximate, and the test is exact)"
     better, worse = evidence.learned
     if sign_test(better, worse) > SIGNIFICANT:
         yield Finding(doubt, text if rescored else f"{text}{few}")
