@@ -160,7 +160,7 @@ def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
     assert accuracy.split()[:3] == ["accuracy", before, after]
     assert interval.startswith("95% interval")
     assert calls.startswith("  calls scored below 1")
-    assert lines[14].split() == ["by", "class", "before", "after"]
+    assert " ".join(lines[14].split()) == "by class before after p corrected for 2 classes"
     assert [line.split()[:2] for line in lines[15:17]] == [["half", "="]] * 2
     assert "sign test p" in lines[17]
     assert f"report  {directory / 'report.html'}" in lines

@@ -151,7 +151,7 @@ def test_a_run_of_the_openai_client_is_recorded_with_its_ids_and_shown(models, u
     assert sum(line.endswith("tools add") for line in lines) == 3
     assert not any(line.startswith("tool call: add") for line in lines), "the reply above is the same"
     assert lines.count(f"reply: add({ARGUMENTS})") == 2
-    assert lines.count("tool: 5") == 1
+    assert lines.count("the tool's answer: 5") == 1
     assert "reply: it is 5" in lines
     assert "reply: null" not in lines
     spans = [{"id": s.id, "name": s.name, "start": s.start, "attributes": dict(s.attributes)} for s in trace.spans]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from agentrig_verl import schema
 from agentrig_verl.algorithm import out_of_memory
-from ray.exceptions import RayTaskError
 
 from agentrig.delivery import Delivery
 from agentrig.plan import resolve
@@ -240,6 +239,8 @@ FULL = (
 )
 def test_a_worker_whose_device_is_full_ends_the_run_with_one_typed_message(file: str, cure: str) -> None:
     """The error is Ray's own, as a worker's call raises it."""
+    from ray.exceptions import RayTaskError  # here: Ray puts its own psutil before the installed one
+
     trace = f'ray::WorkerDict.update_actor() (pid=12)\n  File "{file}", line 3, in update\n{FULL}'
     failed = RayTaskError("update_actor", trace, torch.OutOfMemoryError(FULL)).as_instanceof_cause()
     said = out_of_memory(str(failed), "agentrig train --resume runs/x")
