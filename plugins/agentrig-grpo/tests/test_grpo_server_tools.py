@@ -156,7 +156,7 @@ def test_a_run_of_the_openai_client_is_recorded_with_its_ids_and_shown(models, u
     assert "reply: null" not in lines
     spans = [{"id": s.id, "name": s.name, "start": s.start, "attributes": dict(s.attributes)} for s in trace.spans]
     calls = readable({"spans": spans}, {}, None).calls
-    assert [([m.text for m in call.messages if m.role == "the tool's answer"], call.reply) for call in calls] == [
+    assert [([m.text for m in call.messages if m.role == "tool"], call.reply) for call in calls] == [
         ([], f"add({ARGUMENTS})"),
         (["5"], "it is 5"),
         ([], f"add({ARGUMENTS})"),

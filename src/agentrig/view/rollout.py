@@ -61,10 +61,6 @@ QUESTION = 300
 """Characters of a question that is made of other keys."""
 
 
-TOOL = "the tool's answer"
-"""How a message of a tool is headed: the call that it answers is the one before."""
-
-
 @attrs.frozen(kw_only=True)
 class Message:
     """A message of a conversation: who says it, the text, and the tool calls in it."""
@@ -72,6 +68,11 @@ class Message:
     role: str
     text: str
     calls: Sequence[str] = ()
+
+    @property
+    def heading(self) -> str:
+        """Who says it: a tool answers the call before."""
+        return "the tool's answer" if self.role == "tool" else self.role
 
 
 @attrs.frozen(kw_only=True)
@@ -228,7 +229,7 @@ class Readable:
             if part.call:
                 for message in part.call.messages:
                     lines = [message.text, *(f"→ {call}" for call in message.calls)]
-                    found.append((f"{part.call.node} · {message.role}", "\n".join(filter(None, lines))))
+                    found.append((f"{part.call.node} · {message.heading}", "\n".join(filter(None, lines))))
                 found.append((f"{part.call.node} · model", part.call.reply))
             elif part.kind != "node" or part.id in steps:
                 outputs = [(key, text) for key, text in part.texts if not is_said(text, said)]
@@ -473,7 +474,7 @@ def _message(given: Any, longest: int) -> Message:
     message = mapping(given)
     content, role = (message.get("content") if isinstance(given, Mapping) else given), str(message.get("role") or "?")
     return Message(
-        role=TOOL if role == "tool" else role,
+        role=role,
         text="" if content is None else text_of(content, longest),
         calls=tool_calls_of(message),
     )

@@ -123,7 +123,7 @@ def _call(branch: Tree, call: Call, facts: Iterable[tuple[str, str]]) -> None:
     if call.repeated:
         branch.add(Text(f"messages as in the call before: {call.repeated}", style="dim"))
     for message in call.messages:
-        _fields(branch, [(message.role, message.text)] if message.text or not message.calls else [])
+        _fields(branch, [(message.heading, message.text)] if message.text or not message.calls else [])
         _fields(branch, [("tool call", each) for each in message.calls])
     if call.reply:
         _fields(branch, [("reply", call.reply)], style="green")
