@@ -48,7 +48,7 @@ _alone = 0
 _used: dict[tuple[Any, str], Any] = {}  # the functions of `USED`, while blocks of `left_alone` are open
 _told: set[tuple[str, str]] = set()
 _shared: Shared | None = None
-_owner = "the agent"
+_owner = ""  # whose process this is, if it is a runner's
 _restored: list[tuple[float, str, str]] = []  # when, who, and what had been done
 
 
@@ -84,7 +84,8 @@ def put_back(who: str, *, processes: bool = False) -> Iterator[None]:
 def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -> Iterator[None]:
     """Run a plugin's code in this process; what it replaced is put back after it. See `put_back` for what else is.
 
-    Blocks may be open at once in several threads: what there was before the first of them counts.
+    Blocks may be open at once in several threads: what there was before the first of them counts. In a runner what is
+    replaced is left to `restored`, which says it: one that this put back would be found by nobody.
 
     Args:
         who: Whose code it is, for the message.
@@ -96,7 +97,7 @@ def left_alone(who: str, cure: str, tell: Callable[[str], None] | None = None) -
     """
     global _alone
     with _lock:
-        if not _alone:
+        if not _alone and not _owner:
             _used.update({(module, name): getattr(module, name) for module, names in USED for name in names})
         _alone += 1
     files, streams = _outputs() | held_descriptors(), _streams()
@@ -192,8 +193,13 @@ def note_shared(shared: Shared, owner: str) -> None:
 
 
 def restored(who: str = "") -> None:
-    """Put back at once what a plugin's code has broken for all other code of this process, and say so."""
-    who = who or _owner
+    """Put back at once what a plugin's code has broken for all other code of this process, and say so.
+
+    Args:
+        who: Whose code it is, where the process has no owner (see `note_shared`): whichever thread finds a change,
+            one name is said.
+    """
+    who = _owner or who or "the agent"
     with _lock:
         did = _shared.restore() if _shared is not None else []
         _restored.extend((time.monotonic(), who, each) for each in did)
@@ -202,7 +208,7 @@ def restored(who: str = "") -> None:
 
 def tell(did: Iterable[str], who: str = "") -> None:
     """Say, once each, what a plugin's code did to all other code of this process, and that it is put back."""
-    who = who or _owner
+    who = _owner or who or "the agent"
     for each in did:
         kept = "which nothing can undo here" if _shared is not None and each == _shared.lasting else "put back"
         text = f"{who} {each}, and all code in its process shares that: {kept}"

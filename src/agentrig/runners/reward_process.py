@@ -61,7 +61,7 @@ class RewardWorker:
         """
         items: Sequence[tuple[Any, ...]] = job.input
         many = getattr(self._reward, "score_many", None)
-        with left_alone("the reward", CURE, tell=log.debug):  # what it replaces must not change how scores are sent
+        with left_alone("the reward", CURE):
             try:
                 if many is not None:
                     scores = score_many(many, items, self._budget_s)
