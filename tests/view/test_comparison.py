@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from planted_runs import recorded
 
+from agentrig.agents import Outcome
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
 from agentrig.figures import number
@@ -599,20 +600,29 @@ def test_a_plugin_file_that_was_changed_under_its_name_is_named(seeds: list[Path
     assert compare(runs[:2]).files == []
 
 
-def test_a_gain_of_a_reward_that_contradicts_itself_is_not_called_significant(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (("7", "7"), "the reward gives one answer two scores: 40 of 40 held-out answers are the same before and"),
+        (("7", "42"), "40 of 40 held-out tasks have the same requests and replies at both ends, another answer and"),
+    ],
+)
+def test_a_gain_of_a_reward_or_agent_that_contradicts_itself_is_not_called_significant(
+    tmp_path: Path, answers: tuple[str, str], why: str
+) -> None:
     runs = [write_run(tmp_path / name, steps=2, lr=lr) for name, lr in (("old", 1e-4), ("new", 1e-3))]
     for run in runs:
-        for step in (0, 2):  # in `new` all have the same answer at both ends, and another score
+        for step, answer in zip((0, 2), answers, strict=True):  # in `new` all have the same replies, and other scores
             made = [rollout_of(i, right=False, mode="report", step=step) for i in range(40)]
-            score = Score.ok(0.5 + step / 4, correct=step > 0)
-            paid = [attrs.evolve(r, score=score) for r in made] if run.name == "new" else made
+            told = {"outcome": Outcome(answer=answer), "score": Score.ok(0.5 + step / 4, correct=step > 0)}
+            paid = [attrs.evolve(r, **told) for r in made] if run.name == "new" else made
             RunDirectory(run).write_rollouts(paid, mode="report", step=step)
     found = compare(runs)
     (verdict, *_), (old, new), note = found.table().lead, found.table().rows, found.table().note
-    assert verdict.endswith("one seed each: not to be believed, for the reward contradicts itself in new.")
+    assert verdict.endswith("one seed each: not to be believed, for the reward or the agent contradicts itself in new.")
     assert (found.between[0]["p"] < 0.001, "significant" in new[2], "contradicts" in old[2]) == (True, False, False)
-    assert "not to be believed: the reward contradicts itself" in new[2].replace("\n", " ")
-    assert "new: the reward gives one answer two scores: 40 of 40 held-out answers are the same before and" in note
+    assert "not to be believed: the reward or the agent contradicts itself" in new[2].replace("\n", " ")
+    assert f"new: {why}" in note
 
 
 def test_the_mean_reward_is_said_to_be_untested(seeds: list[Path], tmp_path: Path) -> None:

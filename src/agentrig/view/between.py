@@ -66,7 +66,7 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         `overlap` says whether the ranges do, None with one seed on a side, `same_settings` whether only the seeds
         differ, and `apart` names what else does. `alike` says that each task is right in all of their measurements, or
         in none. `contradicted` has, of a difference that would be significant, those of its runs whose reward
-        contradicts itself, each with the words. A task counts with the runs that measured it.
+        or agent contradicts itself, each with the words. A task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
@@ -118,7 +118,7 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
 
 
 def contradictions(runs: Sequence[RunData], p: float) -> dict[str, str]:
-    """Return, of the runs of a test that is significant, those whose reward contradicts itself, with the words."""
+    """Return, of the runs of a test that is significant, those whose reward or agent contradicts itself."""
     told = {run.name: contradiction(run) for run in runs} if p <= SIGNIFICANT else {}
     return {name: text for name, text in told.items() if text}
 
@@ -175,7 +175,8 @@ def verdict(found: Mapping[str, Any]) -> str:
             end = "unlikely to be chance"
     end = "may be chance" if found["p"] > SIGNIFICANT else end
     if found["contradicted"]:
-        end = f"not to be believed, for the reward contradicts itself in {named(list(found['contradicted']), ', ')}"
+        end = "not to be believed, for the reward or the agent contradicts itself in "
+        end += named(list(found["contradicted"]), ", ")
     said = f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}.{fell}"
     if len(found["apart"]) < 2:
         return said

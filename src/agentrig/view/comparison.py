@@ -741,7 +741,7 @@ def _changed(against: Mapping[str, Any]) -> list[str]:
     else:
         tested = f"exact test {judged(against['p'])}"
     if against["contradicted"]:
-        tested = tested.replace("significant", "not to be believed: the reward contradicts itself")
+        tested = tested.replace("significant", "not to be believed: the reward or the agent contradicts itself")
     if tested.endswith("significant"):
         tested = tested.replace("significant", f"a significant {'gain' if against['gain']['mean'] > 0 else 'loss'}")
     compared = {key: {**against[key], "unknown": 0} for key in ("better", "worse")}  # the reasons are told

@@ -10,6 +10,7 @@ from agentrig.figures import count, figure, mean, number
 from agentrig.view import figures
 from agentrig.view.causes.evidence import RESCORED, RESCORED_N, Evidence
 from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.rollouts import unlike_answers
 from agentrig.view.causes.trend import LIKELY, at_least, more_right, quarter, rose, so_many, trend
 from agentrig.view.reading import SECOND, RunData, dig, mapping
 
@@ -67,8 +68,10 @@ def two_scores(evidence: Evidence) -> Iterator[Finding]:
 
 
 def contradiction(run: RunData) -> str:
-    """Return how a run's reward contradicts itself, as `two_scores` finds it; '' if it does not."""
-    return next((finding.text for finding in two_scores(Evidence.of(run))), "")
+    """Return how a run's reward or its agent contradicts itself, in the words of that cause; '' if none does."""
+    evidence = Evidence.of(run)
+    found = [*two_scores(evidence), *unlike_answers(evidence)]
+    return next((finding.text for finding in found if finding.cause), "")
 
 
 def exploited(evidence: Evidence) -> Iterator[Finding]:
