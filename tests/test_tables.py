@@ -172,6 +172,21 @@ def test_bad_input_is_named_with_file_line_and_column(rows: Path, text: str, key
         loaded(table, TableConfig(file=str(rows), **{**NAMED, **keys}))
 
 
+@pytest.mark.parametrize(("ending", "value"), [(".jsonl", "nan"), (".jsonl", "inf"), (".parquet", "nan")])
+def test_a_number_that_json_cannot_hold_is_named_with_its_place(tmp_path: Path, ending: str, value: str) -> None:
+    file, given = tmp_path / f"rows{ending}", [{"q": 1.5, "gold": 1}, {"q": float(value), "gold": 1}]
+    if ending == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in given))  # NaN and Infinity, as Python writes them
+    else:
+        pq.write_table(pa.Table.from_pylist(given), file)
+    tasks = table(TableConfig(file=str(file), private=["gold"], shares=[1.0, 0.0, 0.0]))
+    with pytest.raises(AgentrigError, match=rf"rows\{ending}, (line 2|row 1 .*): input\.q is {value}, .* write null"):
+        read_split(tasks, "train", who="tasks")
+    frame = pd.DataFrame(given).replace(float("inf"), float("nan"))
+    missing = from_frame(frame, private=["gold"], shares=[1.0, 0.0, 0.0])
+    assert [dict(task.input) for task in read_split(missing, "train", who="tasks")] == [{"q": 1.5}, {"q": None}]
+
+
 def test_a_column_is_of_one_kind_in_all_files(rows: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     other.write_text("question,answer,size\nWhy?,1,large\n")

@@ -464,7 +464,7 @@ class Table:
                 )
         hidden = {*columns.private, columns.id, columns.split, "id"}  # not slices: they only measure
         left = [name for name in row if name not in hidden]
-        found = {name: None if row[name] != row[name] else row[name] for name in columns.input or left}
+        found = {name: row[name] for name in columns.input or left}
         if not set(found) - set(columns.private):
             raise ConfigError(
                 f"{place}: no column is left for the agent: it would get nothing of a row. Its columns are "
@@ -511,6 +511,8 @@ def _input_text(task: Task) -> str:
 def from_frame(frame: Any, **columns: Any) -> Table:
     """Return a task set of the rows of a pandas `DataFrame`; `columns` are the fields of `Columns`.
 
+    What pandas calls missing, such as NaN, is None: in a file NaN is a value, which no task can have.
+
     Raises:
         ConfigError: Its columns have several levels, or its index has names; or see `Table`.
 
@@ -524,7 +526,8 @@ def from_frame(frame: Any, **columns: Any) -> Table:
     if named := [str(name) for name in frame.index.names if name is not None]:
         raise ConfigError(f"the frame's index holds {', '.join(named)}, and tasks have columns only: reset_index()")
     given = structure(Columns, columns, owner="a frame", section="from_frame")
-    return Table({"train": read_rows(frame.rename(columns=str))}, given)
+    filled = frame.astype(object).where(frame.notna(), None)
+    return Table({"train": read_rows(filled.rename(columns=str))}, given)
 
 
 def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
