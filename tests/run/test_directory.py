@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -151,14 +150,21 @@ def test_the_manifest_is_complete(toy_plan: Callable[..., Plan]) -> None:
 
 def test_a_resumed_run_reports_what_has_changed(tmp_path: Path, toy_file: str) -> None:
     file = tmp_path / "own.py"
-    shutil.copy(toy_file, file)
+    late = "\ndef late():\n    import json\n    from parts.half import of\n"
+    file.write_text(Path(toy_file).read_text() + late)
+    (tmp_path / "parts").mkdir()
+    half, *beside = (tmp_path / name for name in ("parts/half.py", "parts/__init__.py", "parts/sums.py", "json.py"))
+    for each in (half, *beside):
+        each.write_text("from .sums import add\n" if each == half else "")
     plan = resolve("toy", files=[str(file)])
 
     def facts(*tasks: Task) -> dict[str, Any]:
         return manifest(plan, plan.build("hardware"), {"train": ("train", tasks)})
 
     before = facts(Task(id="a", input={}))
-    file.write_text(file.read_text() + "# half the reward\n")
+    assert before["files"].keys() == {str(each) for each in (file, half, *beside[:2])}, "no other module beside it"
+    for each in (file, beside[1]):
+        each.write_text(each.read_text() + "# half the reward\n")
     after = facts(Task(id="b", input={}))
     assert manifest_changes(before, before) == []
     after["components"]["reward"]["version"] = "2"
@@ -166,7 +172,8 @@ def test_a_resumed_run_reports_what_has_changed(tmp_path: Path, toy_file: str) -
     assert manifest_changes(before, after) == [
         "the train tasks (split train) have changed since this run started",
         "reward toy-parity is 2 now; this run started with -",
-        f"the plugin file {file} has changed since this run started",
+        f"the file {file} has changed since this run started",
+        f"the file {beside[1]} has changed since this run started",
         "this run started on cpu and continues on cuda",
     ]
     assert manifest_changes({}, after) == []

@@ -588,15 +588,18 @@ def test_a_plugin_file_that_was_changed_under_its_name_is_named(seeds: list[Path
     for run, judge in zip(runs, ("a", "a", "b"), strict=True):
         manifest = json.loads((run / "manifest.json").read_text())
         manifest["files"] = {"/x/judge.py": judge * 64, "/x/shop.py": "c" * 64, "/x/more.py": judge * 64}
+        manifest["files"] |= {"/x/a/sums.py": judge * 64, "/x/b/sums.py": "c" * 64}  # modules that one of them imports
         manifest["component_files"] = {"agent": "/x/shop.py", "reward": "/x/judge.py"}
         (run / "manifest.json").write_text(json.dumps(manifest))
     found = compare(runs)
     assert [line["runs"] for line in found.lines] == [["run-0", "run-1"], ["run-2"]], "they differ in more than seeds"
     (said,) = found.files
-    assert said.startswith("run-2 and run-0, run-1 differ in the file judge.py (reward) and the file more.py, by SHA-")
+    assert said.startswith(
+        "run-2 and run-0, run-1 differ in the file judge.py (reward) and the file more.py and the file sums.py, "
+    )
     assert "If the reward is another one, their accuracies can't be compared" in said
     assert said in found.table().lead
-    assert found.between[0]["apart"] == ["the file judge.py (reward)", "the file more.py"]
+    assert found.between[0]["apart"] == ["the file judge.py (reward)", "the file more.py", "the file sums.py"]
     assert compare(runs[:2]).files == []
 
 

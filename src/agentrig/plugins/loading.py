@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import inspect
@@ -205,6 +206,36 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def imported_beside(file: Path) -> list[Path]:
+    """Return the Python files in the folder of a plugin file that it imports, at its top or in a function, and theirs.
+
+    They are found in its text, so that it does not matter what else the process has imported, or when. One that is
+    imported under a name that is made while the program runs is not found.
+    """
+    file = file.expanduser().resolve()
+    folder, found = file.parent, [file]
+    for each in found:
+        try:
+            nodes = list(ast.walk(ast.parse(each.read_bytes())))
+        except (SyntaxError, ValueError):  # the program does not import it, or fails there
+            continue
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                base, names = folder, [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = each.parents[node.level - 1] if node.level else folder
+                names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            else:
+                continue
+            for parts in (name.split(".") for name in names):
+                if base == folder and parts[0] in sys.stdlib_module_names:
+                    continue
+                places = [base.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+                files = (path for place in places for path in (place.with_suffix(".py"), place / "__init__.py"))
+                found += [path for path in files if path not in found and path.is_file()]
+    return found[1:]
 
 
 def _loaded(

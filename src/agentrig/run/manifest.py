@@ -15,6 +15,7 @@ import attrs
 
 from agentrig.hardware import Hardware
 from agentrig.plan import Plan
+from agentrig.plugins.loading import imported_beside
 from agentrig.run.files import sha256_of
 from agentrig.run.splits import labels_among
 from agentrig.tasks import Task, fingerprint
@@ -67,7 +68,11 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
             for kind, c in plan.components.items()
         },
         "formulas": list(getattr(plan.components["algorithm"].spec, "formulas", ())),
-        "files": {file: sha256_of(Path(file)) for file in plan.run.plugins},
+        "files": {
+            str(path): sha256_of(Path(path))
+            for file in plan.run.plugins
+            for path in (file, *imported_beside(Path(file)))
+        },
         "component_files": {
             kind: str(Path(c.origin).resolve()) for kind, c in plan.components.items() if c.distribution == "file"
         },
@@ -165,7 +170,7 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     contents = before.get("files", {})
     for file, now in after["files"].items():
         if contents.get(file, now) != now:
-            changes.append(f"the plugin file {file} has changed since this run started")
+            changes.append(f"the file {file} has changed since this run started")
     hardware = before.get("hardware", after["hardware"])["name"]
     if hardware != after["hardware"]["name"]:
         changes.append(f"this run started on {hardware} and continues on {after['hardware']['name']}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, short_path
 from agentrig.figures import NOTHING
 from agentrig.run.damage import read_object
 from agentrig.run.manifest import OF_NO_STEP
@@ -138,11 +138,19 @@ def settings_apart(run: RunData, other: RunData, known: dict[Path, RunData]) -> 
 
 
 def _files_of(run: RunData) -> dict[str, tuple[str, str]]:
-    """Return name and SHA-256 of a run's plugin files, by the component that each brings; of others, by their name."""
+    """Return name and SHA-256 of a run's plugin files, by the component that each brings; of others, by their name.
+
+    Others are also the modules beside them that they import; those that share a name count together.
+    """
     digests = mapping(run.manifest.get("files"))
     brought = {k: f for k, f in mapping(run.manifest.get("component_files")).items() if f in digests}
-    others = {Path(file).name: file for file in digests if file not in brought.values()}
-    return {key: (Path(file).name, str(digests[file])) for key, file in (brought | others).items()}
+    others: dict[str, str] = {}
+    for file in digests:
+        if file not in brought.values():
+            name = short_path(file)
+            others[name] = others.get(name, "") + str(digests[file])
+    found = {key: (Path(file).name, str(digests[file])) for key, file in brought.items()}
+    return found | {name: (name, of) for name, of in others.items()}
 
 
 def files_apart(run: RunData, other: RunData) -> list[str]:
