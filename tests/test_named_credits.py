@@ -392,6 +392,18 @@ def test_rewards_that_the_agent_gave_count_where_the_reward_scores_no_calls() ->
     assert (first, second) == ([0.5], [-0.5]), "what the run's reward says of the calls counts first"
 
 
+def test_a_reward_that_no_call_gets_is_none_of_a_call() -> None:
+    def early(value: float) -> Rollout:
+        made = gives(value)  # before its first call
+        spans = [attrs.evolve(span, start=-1.0) if REWARD in span.attributes else span for span in made.trace.spans]
+        return attrs.evolve(made, trace=attrs.evolve(made.trace, spans=spans))
+
+    for group in ([talk(None), talk(None)], [early(0.5), early(1.0)]):
+        with pytest.raises(AgentrigError, match="no call of 2 rollouts has one"):
+            list(credit_of("turn")([group]))
+        assert reward_figures(group)["unlike_calls"] == 0
+
+
 # --- how a run chooses one ---
 
 

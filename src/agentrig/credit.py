@@ -19,7 +19,7 @@ from agentrig.demonstrations import LEARN
 from agentrig.endpoints import LIMIT, Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.processes.put_back import put_back
-from agentrig.rewards import given, given_to_calls, rounded
+from agentrig.rewards import given_to_calls, rounded
 from agentrig.rollouts import Rollout
 from agentrig.secrets import Secret, http_address
 from agentrig.settings import setting
@@ -334,7 +334,7 @@ def unscored_calls(rollouts: Iterable[Rollout]) -> str:
     A run asks it of the held-out rollouts before training too, and `agentrig doctor` of a demonstrated one.
     """
     trained = [r for r in rollouts if r.value is not None and r.triplets]
-    if not trained or any((r.score and r.score.calls) or given(r.trace) for r in trained):
+    if not trained or any(reward is not None for r in trained for reward in rewards_of_calls(r)):
         return ""
     return (
         f"the credit `turn` learns from rewards of calls, and no call of {amount(len(trained), 'rollout')} has one: "
@@ -375,6 +375,11 @@ def returns_by_turn(group: Sequence[Rollout], discount: float) -> dict[tuple[str
         if value is not None:
             turns[place].append(value)
     return turns
+
+
+def turns_compared(group: Sequence[Rollout], credit: Any) -> list[list[float]] | None:
+    """Return the returns of each turn of a group if `credit`, a credit's settings, is that of `turn`; else None."""
+    return list(returns_by_turn(group, credit.discount).values()) if isinstance(credit, TurnConfig) else None
 
 
 def worths_of_calls(credit: Credit, rollouts: Sequence[Rollout]) -> list[list[CallWorth]]:

@@ -69,9 +69,9 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         },
         "formulas": list(getattr(plan.components["algorithm"].spec, "formulas", ())),
         "files": {
-            str(path): sha256_of(Path(path))
-            for file in plan.run.plugins
-            for path in (file, *imported_beside(Path(file)))
+            str(path): sha256_of(path)
+            for file in map(Path, plan.run.plugins)
+            for path in (file, *imported_beside(file))
         },
         "component_files": {
             kind: str(Path(c.origin).resolve()) for kind, c in plan.components.items() if c.distribution == "file"

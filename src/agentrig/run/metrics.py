@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrig.algorithms import Measurement
-from agentrig.credit import TurnConfig, returns_by_turn
+from agentrig.credit import rewards_of_calls, turns_compared
 from agentrig.figures import mean
-from agentrig.rewards import Score, given, rounded
+from agentrig.rewards import Score, rounded
 from agentrig.rollouts import Rollout, mode_name
 from agentrig.text import alike, cut, gist, storable
 
@@ -52,10 +52,10 @@ def reward_figures(rollouts: Sequence[Rollout], credit: Any = None) -> dict[str,
 
 
 def _unlike_calls(group: Sequence[Rollout], credit: Any) -> bool:
-    if isinstance(credit, TurnConfig):
-        return any(len(set(map(rounded, of))) > 1 for of in returns_by_turn(group, credit.discount).values())
-    found = [(r.score and r.score.calls) or [value for _, value in given(r.trace)] for r in group]
-    return len({value for calls in found for value in calls if value is not None}) > 1
+    turns = turns_compared(group, credit)
+    if turns is None:
+        turns = [[value for r in group for value in rewards_of_calls(r) if value is not None]]
+    return any(len(set(map(rounded, of))) > 1 for of in turns)
 
 
 def untaught_groups(rollouts: Sequence[Rollout], calls: Sequence[Mapping[str, Any]]) -> float | None:

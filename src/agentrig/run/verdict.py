@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from agentrig.credit import TurnConfig, returns_by_turn, unscored_calls
+from agentrig.credit import TurnConfig, turns_compared, unscored_calls
 from agentrig.figures import SIGNIFICANT, mean, wilson
 from agentrig.rollouts import Rollout
 from agentrig.run.metrics import count_failures, failure_lines, failure_reasons
@@ -164,10 +164,10 @@ def learned_rewards(group: Sequence[Rollout], size: int, credit: Any = None) -> 
         credit: The settings of the run's credit.
     """
     scored = [rollout for rollout in group if rollout.value is not None]
-    if not isinstance(credit, TurnConfig):
+    turns = turns_compared(scored, credit)
+    if turns is None:
         return [rollout.value for rollout in scored if rollout.value is not None]
-    turns = returns_by_turn(scored, credit.discount)
-    return max(turns.values(), key=lambda values: differing([values], size), default=[])
+    return max(turns, key=lambda values: differing([values], size), default=[])
 
 
 def sure_and_random(groups: Sequence[Sequence[Rollout]]) -> tuple[float, float]:
