@@ -50,6 +50,9 @@ GIVEN = "agentrig.given"
 RETURNED = "agentrig.returned"
 """Attribute of a rollout's root span: `value_digest` of what the agent returned, before it became JSON values."""
 
+RUNNER = "agentrig.runner"
+"""Attribute of a rollout's root span: the process that ran it, `PID@MACHINE`; others that it ran may share state."""
+
 ADDRESS = "agentrig.address"
 """Attribute of a rollout's root span: where a program or service finds the model's address and key."""
 
@@ -101,6 +104,7 @@ ATTRIBUTES: Mapping[str, str] = {
     MISSED: "rollout (the root): by library, the number of unrecorded connections to the run's server",
     CUT: "rollout (the root): how many calls its end cut",
     GIVEN: "rollout (the root): a digest of the input that the runner gave the agent, for the auditor",
+    RUNNER: "rollout (the root): the process that ran it, `PID@MACHINE`",
     ADDRESS: "rollout (the root): where a program or service finds the model's address and key",
     RETURNED: "rollout (the root): a digest of the answer that the agent returned; not of one with a secret",
 }

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.rows import row_of
 from agentrig.testing.run_directory import QUESTIONS, rollout_of, write_run
 from agentrig.text import CONTROLS
-from agentrig.traces import LLM_CALL, REWARD
+from agentrig.traces import LLM_CALL, REWARD, RUNNER
 from agentrig.view import build_report, tables
 from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.outcome import by_class
@@ -447,6 +448,31 @@ def test_a_gain_of_an_agent_that_answers_equal_replies_anew_is_not_called_signif
     assert [f.cause for f in found.problems] == ["agent-contradicts-itself"] * named
     assert (f"{n} of 30 held-out tasks have the same requests and replies at both ends" in text) == named
     assert ("significant" in text, found.gained) == (not named, not named)
+
+
+@pytest.mark.parametrize(
+    ("process", "order", "said"),
+    [
+        (lambda i, step: step if i >= 10 else 0, 7, "(10 of 10 tasks of one runner process, 0 of 10 of two)"),
+        (lambda i, step: 0, 1, "(10 of 10 tasks of the first half that a process ran, 0 of 10 later ones)"),
+        (lambda i, step: step * (i % 2), 7, ""),
+    ],
+)
+def test_answers_that_depend_on_what_a_process_ran_before_are_told(
+    tmp_path: Path, process: Callable[[int, int], int], order: int, said: str
+) -> None:
+    run = write_run(tmp_path / "run", steps=8)
+    for step in (0, 8):  # the first 10 of 20 tasks have the same replies and another answer
+        made = []
+        for i in range(20):
+            of = rollout_of(i, right=False, mode="report", step=step)
+            root, *spans = of.trace.spans
+            root = attrs.evolve(root, start=i * order % 20, attributes={RUNNER: f"{process(i, step)}@here"})
+            told = {"outcome": Outcome(answer="42"), "score": Score.ok(1.0, correct=True)} if step and i < 10 else {}
+            made.append(attrs.evolve(of, trace=attrs.evolve(of.trace, spans=[root, *spans]), **told))
+        RunDirectory(run).write_rollouts(made, mode="report", step=step)
+    (found,) = (f for f in diagnose(run).problems if f.cause == "agent-contradicts-itself")
+    assert found.text.endswith(f"not the model's{said and f', and depends on what its process ran before {said}'}")
 
 
 def test_a_run_that_got_worse_shows_a_task_that_did(tmp_path: Path):

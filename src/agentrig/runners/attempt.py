@@ -6,6 +6,8 @@ import inspect
 import json
 import logging
 import math
+import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from agentrig.prompting import prompted
 from agentrig.runners.loops import RunnerLoop, awaited
 from agentrig.tasks import field_hint
 from agentrig.text import check_characters, cut, masked, plain_json, storable, words_of
-from agentrig.traces import GIVEN, RETURNED, Trace, value_digest
+from agentrig.traces import GIVEN, RETURNED, RUNNER, Trace, value_digest
 
 if TYPE_CHECKING:
     from agentrig.tracing.recorder import Recorder
@@ -105,6 +107,7 @@ def _called(agent: Agent, job: Job, loop: RunnerLoop | None, visit: GatewayAttem
         ) as recorder,
         prompted(job.prompts),
     ):
+        recorder.about[RUNNER] = f"{os.getpid()}@{platform.node()}"
         try:
             if isinstance(job.input, Mapping) and (digest := value_digest(job.input)):  # the agent may change it
                 recorder.about[GIVEN] = digest

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from agentrig.rollouts import mode_name
 from agentrig.run.guards import FORM_ONLY, NO_SIGNAL, OVERLONG
 from agentrig.run.verdict import by_class, never_right
 from agentrig.text import alike, amount, json_text
-from agentrig.traces import LLM_CALL, items, message_digest
+from agentrig.traces import LLM_CALL, RUNNER, items, message_digest
 from agentrig.view import figures
 from agentrig.view.reading import (
     SLICES,
@@ -332,6 +332,10 @@ def heard_of(file: RolloutFile) -> dict[str, tuple[str, float | None]]:
     return {str(row["id"]): (str(row["replies"]), row["own_reward"]) for row in heard}
 
 
+Tally = tuple[tuple[int, int], tuple[int, int]]
+"""On each of two sides: how many of how many."""
+
+
 @attrs.frozen
 class Rescored:
     """Tasks of the same replies in two measurements, whose scores differ for another cause than the model.
@@ -342,6 +346,9 @@ class Rescored:
         better: Of these, those that went from wrong to right.
         worse: Those that went from right to wrong.
         agent: Whether the agent is that cause: it gave another answer to the same requests and replies.
+        one_process: Then, of the tasks that one process of a runner ran both times, and of the others: how many have
+            another score, and how many there are.
+        early: The same of those in the first half of what their process ran in the first measurement, and of others.
     """
 
     same: int = 0
@@ -349,6 +356,8 @@ class Rescored:
     better: int = 0
     worse: int = 0
     agent: bool = False
+    one_process: Tally = ((0, 0), (0, 0))
+    early: Tally = ((0, 0), (0, 0))
 
 
 Requests = Mapping[str, tuple[str, Collection[str]]]
@@ -360,14 +369,37 @@ LOOKED_AT = 100
 
 def requests_of(file: RolloutFile) -> Requests:
     """Return what the first rollouts of a file asked the model."""
-    rows = sorted(rollout_rows([file], ("id", "task_id"), decode=False), key=lambda row: str(row["task_id"]))
     found: dict[str, tuple[str, Collection[str]]] = {}
-    ids = {row["id"] for row in rows[:LOOKED_AT]}
-    for row in rollout_rows([file], ("id", "spans"), ids=ids, optional=("spans",)):
+    for row in _looked_at(file):
         digests = [digest for messages in asked(row) if (digest := message_digest(messages))]
         if digests:
             found[str(row["id"])] = digests[0], frozenset(digests)
     return found
+
+
+def _looked_at(file: RolloutFile) -> Iterator[Mapping[str, Any]]:
+    rows = sorted(rollout_rows([file], ("id", "task_id"), decode=False), key=lambda row: str(row["task_id"]))
+    ids = {row["id"] for row in rows[:LOOKED_AT]}
+    yield from rollout_rows([file], ("id", "spans"), ids=ids, optional=("spans",))
+
+
+def runners_of(file: RolloutFile) -> dict[str, tuple[str, bool]]:
+    """Return of the first rollouts of a file, by id, the process that ran it, and whether in the first half of its own.
+
+    Those of other processes than runners, and of an earlier version, are left out.
+    """
+    order: dict[str, list[str]] = defaultdict(list)
+    roots = [(str(row["id"]), spans[0]) for row in _looked_at(file) if (spans := spans_of(row["spans"]))]
+    for id, root in sorted(roots, key=lambda found: found[1].start):
+        if RUNNER in root.attributes:
+            order[str(root.attributes[RUNNER])].append(id)
+    return {id: (runner, 2 * n < len(ids)) for runner, ids in order.items() for n, id in enumerate(ids)}
+
+
+def _tally(found: Iterable[tuple[bool, bool]]) -> Tally:
+    """Count what is of the first side, and what of the other: how many are true, and how many there are."""
+    n = Counter(found)
+    return (n[True, True], n[True, True] + n[True, False]), (n[False, True], n[False, True] + n[False, False])
 
 
 def asked(row: Mapping[str, Any]) -> list[Any]:
@@ -546,7 +578,12 @@ class Evidence:
             if len(found) < max(REANSWERED_N, REANSWERED * len(pairs)):
                 return None
         better, worse = sum(b[1] > a[1] for a, b in found), sum(a[1] > b[1] for a, b in found)
-        return Rescored(len(pairs), len(found), better, worse, agent)
+        tallies = list[Tally]()
+        if agent:
+            ran = self.run.seen.of(files[0], runners_of) | self.run.seen.of(files[-1], runners_of)
+            known = [(ran[a[0]], ran[b[0]], (a, b) in found) for a, b in pairs if a[0] in ran and b[0] in ran]
+            tallies = [_tally((a[0] == b[0], new) for a, b, new in known), _tally((a[1], new) for a, _, new in known)]
+        return Rescored(len(pairs), len(found), better, worse, agent, *tallies)
 
     @cached_property
     def learned(self) -> tuple[int, int]:

@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentrig.figures import count, number, percent
+from agentrig.figures import SIGNIFICANT, count, number, percent, stratified_test
 from agentrig.run.directory import see_rollouts
 from agentrig.text import amount, cut
-from agentrig.view.causes.evidence import Evidence, FailureReason, StepFacts, total
+from agentrig.view.causes.evidence import Evidence, FailureReason, Rescored, StepFacts, total
 from agentrig.view.causes.finding import Finding, problem
 from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
 from agentrig.view.figures import series, totals
@@ -63,6 +63,10 @@ RAISED = "the reward raised "
 
 PLACE = re.compile(r" \(([^()\s]+:\d+ in [^()]+)\)")
 """The place in the user's code at the end of a message, as `agentrig.errors.place_of` has it."""
+
+ONE_PROCESS = "{} of {} tasks of one runner process, {} of {} of two"
+EARLY = "{} of {} tasks of the first half that a process ran, {} of {} later ones"
+"""Where the agent answered anew, in words: see `unlike_answers`."""
 
 SHOWN = 3
 """So many causes of failures are named, the most frequent."""
@@ -133,14 +137,19 @@ def one_answer(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unlike_answers(evidence: Evidence) -> Iterator[Finding]:
-    """Answers that differ although the model replied the same: something else than the model makes them."""
+    """Answers that differ although the model replied the same: something else than the model makes them.
+
+    State that rollouts of a process share is named if the other answers depend on it by the exact test of both sides
+    (`stratified_test`, p doubled for two such tests): whether one process ran a task both times, or two did; or whether
+    the task was among the first half of those that its process ran in the first measurement, or came later.
+    """
     found = evidence.rescored
     if found and found.agent:
         yield problem(
             "agent-contradicts-itself",
             f"{count(found.scores)} of {count(evidence.changed[3])} {evidence.where.partition(' split')[0]} tasks have "
             "the same requests and replies at both ends, another answer and another score: this change is the "
-            "agent's, not the model's",
+            f"agent's, not the model's{_of_processes(found)}",
             seen=(found.scores, found.same, "tasks with the same requests and replies"),
             settings=("agent.use",),
             advice="The agent must do the same before and after training: does it keep something from earlier "
@@ -158,6 +167,14 @@ def unlike_answers(evidence: Evidence) -> Iterator[Finding]:
         f"of a task with the same replies have unlike answers (for example {example}). Does the agent use the reply? A "
         "time or a random number in the answer is harmless if the reward ignores it",
     )
+
+
+def _of_processes(found: Rescored) -> str:
+    for tally, sides in ((found.one_process, ONE_PROCESS), (found.early, EARLY)):
+        if 2 * stratified_test([tally]) <= SIGNIFICANT:
+            (new, n), (other, m) = tally
+            return f", and depends on what its process ran before ({sides.format(new, n, other, m)})"
+    return ""
 
 
 def late(evidence: Evidence) -> Iterator[Finding]:
