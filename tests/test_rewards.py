@@ -473,7 +473,9 @@ def test_what_a_reward_changes_in_its_process_changes_no_score_and_not_the_run(t
     assert "Traceback" not in said
     shares = "of the interpreter, and all code in its process shares that"
     for replaced in ("math.isfinite", "json.dumps", "time.time", "time.monotonic"):  # a thread may see the first alone
-        assert re.search(rf"the reward {name} replaced [\w., ]*\b{re.escape(replaced)}\b[\w., ]* {shares}: put back\n", said)
+        assert re.search(
+            rf"the reward {name} replaced [\w., ]*\b{re.escape(replaced)}\b[\w., ]* {shares}: put back\n", said
+        )
     (((value, reason),),) = found[-1:]
     assert value is None
     assert reason.startswith("the reward raised JSONDecodeError: ")
