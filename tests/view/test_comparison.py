@@ -615,14 +615,40 @@ def test_a_gain_of_a_reward_that_contradicts_itself_is_not_called_significant(tm
     assert "new: the reward gives one answer two scores: 40 of 40 held-out answers are the same before and" in note
 
 
-def test_the_mean_reward_is_said_to_be_untested(seeds: list[Path], tmp_path: Path) -> None:
-    run = write_run(tmp_path / "graded", steps=2)
-    made = [rollout_of(i, right=i < 9, mode="report", step=2) for i in range(40)]
-    paid = [attrs.evolve(r, score=Score.ok(i / 40, correct=i < 9)) for i, r in enumerate(made)]
-    RunDirectory(run).write_rollouts(paid, mode="report", step=2)
-    said = "Only accuracy is tested here, not the mean reward that graded trained on: agentrig why RUN tests that."
-    notes = [compare(runs).table().note.splitlines() for runs in ([seeds[0], run], seeds)]
-    assert [said in lines for lines in notes] == [True, False]
+def test_the_mean_reward_of_two_settings_is_tested_as_their_accuracy_is(seeds: list[Path], tmp_path: Path) -> None:
+    def graded(name: str, seed: int, shift: float, lr: float) -> Path:
+        run = write_run(tmp_path / name, steps=2, seed=seed, lr=lr)
+        for step in (0, 2):
+            made = [rollout_of(i, right=i < 9, mode="report", step=step) for i in range(40)]
+            rewards = [i / 50 + step / 2 * (seed * (i % 3) / 200 + shift * (i % 5 > 0)) for i in range(40)]
+            scores = [Score.ok(reward, correct=i < 9) for i, reward in enumerate(rewards)]
+            paid = [attrs.evolve(r, score=score) for r, score in zip(made, scores, strict=True)]
+            RunDirectory(run).write_rollouts(paid, mode="report", step=step)
+        return run
+
+    old = [graded(f"old-{seed}", seed, 0.0, 1e-4) for seed in (0, 1, 2)]
+    new = [graded(f"new-{seed}", seed, 0.05, 1e-3) for seed in (0, 1, 2)]
+    single = compare([old[0], new[0]])
+    (found,) = single.between
+    assert (found["alike"], found["reward"]["difference"]) == (True, pytest.approx(0.04))
+    assert (found["reward"]["p"] < 0.001, found["reward"]["difference_ci95"][0] > 0) == (True, True)
+    told = "Mean reward 0.430 against 0.390: +0.040; p < 0.001, one seed each: other seeds may reverse it."
+    assert single.table().lead[0].endswith(f"there is no difference to test. {told}")
+    assert "One seed each can't tell settings from seeds." in single.table().lead[1]
+    note = single.table().note
+    assert "mean reward 0.430 against 0.390: +0.040, 95% interval over the tasks +0.0" in note
+    assert "(permutation test p < 0.001)" in note
+    assert "Against a start only accuracy is tested, not the mean reward that old-0, new-0 trained on" in note
+
+    several = compare([*old, *new])
+    reward = several.between[0]["reward"]
+    assert (reward["overlap"], reward["difference"]) == (False, pytest.approx(0.04))
+    assert reward["range"]["against"] == pytest.approx([0.39, 0.39 + 2 * 39 / 40 / 200])
+    assert "p < 0.001, ranges do not overlap: unlikely to be chance." in several.table().lead[0]
+    assert "; ranges of runs 0.430–0.440 against 0.390–0.400" in several.table().note
+    assert compare([seeds[0], graded("other", 0, 0.0, 1e-4)]).between[0]["reward"] is not None
+    plain = compare([seeds[0], write_run(tmp_path / "plain", steps=2, lr=1e-3)])
+    assert (plain.between[0]["reward"], "mean reward" in plain.text()) == (None, False)
 
 
 def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ REPEATED = "Runs of the same settings and the same seed are repeats: they say no
 TESTED = "p: chance among tasks, for these runs. It does not cover other seeds."
 OWN_GAIN = "A significant gain is one against the start; it does not say that a line is better than another."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
-UNTESTED = "Only accuracy is tested here, not the mean reward that {} trained on: agentrig why RUN tests that."
+UNTESTED = "Against a start only accuracy is tested, not the mean reward that {} trained on: agentrig why RUN tests it."
 CHAINED = "What a run spent leaves out the runs that it came from."
 
 ENDS = ("before", "after")
@@ -221,10 +221,12 @@ class Comparison:
             lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
             notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
         tests = [*map(told, self.between)]
-        if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
-            tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
+        several = len(tests) + sum(found["reward"] is not None for found in self.between) > 1
+        from_start = any(line["p"] is not None or line["own_start"] for line in self.lines)
+        if tests or from_start:
+            tests.append(f"{TESTED} {MANY_TESTS}" if several else TESTED)
             tests += [OWN_GAIN] if len(self.lines) > 1 else []
-            tests += [UNTESTED.format(named(self.graded, ", "))] if self.graded else []
+            tests += [UNTESTED.format(named(self.graded, ", "))] if self.graded and from_start else []
         of = [
             " against ".join(found["label"][side] for side in SIDES)
             for found in self.between
@@ -320,7 +322,8 @@ def compared(
         from_own = _changes(line, [own_starts[i] for i in pool], [row["against_own_start"] for row in some])
         told_lines.append(_line(some) | changes | {"own_start": from_own if from_own["compared"] else None})
     differences = between(lines, known)
-    tested = {name for found in differences if not found["alike"] for side in SIDES for name in found[side]}
+    unlike = [found for found in differences if found["reward"] or not found["alike"]]
+    tested = {name for found in unlike for side in SIDES for name in found[side]}
     return Comparison(
         rows=rows,
         lines=told_lines,
