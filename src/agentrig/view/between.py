@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from agentrig.figures import (
     SIGNIFICANT,
     flip_interval,
     flip_test,
+    judged,
     mean,
     mean_interval,
     p_text,
@@ -26,13 +28,17 @@ from agentrig.figures import (
 from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Measured, changed, measured_of, says_more
+from agentrig.view.causes.evidence import Measured, changed, measured_of, says_more, task_slices
+from agentrig.view.causes.outcome import FEW_TASKS
 from agentrig.view.causes.rewards import contradiction
 from agentrig.view.reading import RunData, dig
 from agentrig.view.related import NAMES, named, seed_of, settings_apart, settings_numbers, stem, without_seed
 
 SIDES = ("runs", "against")
 """The two sides of a test of one line against another."""
+
+CLASSES = 3
+"""Classes of tasks that are told: those that differ by most points."""
 
 ENOUGH = 3
 """Seeds a side: without any difference the ranges of two against two are apart in a third of the comparisons, of three
@@ -66,11 +72,11 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         that before training, and on the `n` tasks that both measured the mean `accuracy`; their `difference`, its 95%
         interval over the tasks `difference_ci95` (None with one task), and the two-sided `p`: for two runs that of the
         exact sign test, with the number of tasks that are `better` and `worse`, else that of `stratified_test`.
-        `overlap` says whether the ranges do, None with one seed on a side; `reward` is what `_reward` returns;
-        `same_settings` says whether only the seeds differ, and `apart` names what else does. `alike` says that each
-        task is right in all of their measurements, or in none. `contradicted` has, of a difference that would be
-        significant, those of its runs whose reward contradicts itself, each with the words. A task counts with the runs
-        that measured it.
+        `overlap` says whether the ranges do, None with one seed on a side; `reward` is what `_reward` returns,
+        `classes` what `_classes` does; `same_settings` says whether only the seeds differ, and `apart` names what else
+        does. `alike` says that each task is right in all of their measurements, or in none. `contradicted` has, of a
+        difference that would be significant, those of its runs whose reward contradicts itself, each with the words. A
+        task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
@@ -115,6 +121,7 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
                 "difference_ci95": interval,
                 "overlap": _overlap(of["range"]) if several else None,
                 "reward": reward,
+                "classes": _classes([run for run, _ in ends], [run for run, _ in begun]),
                 "same_settings": without_seed(pool[0], known) == without_seed(first[0], known),
                 "apart": settings_apart(first[0], pool[0], known),
                 "alike": all(a + b in (0, n + m) for (a, n), (b, m) in tallies),
@@ -132,7 +139,7 @@ def _reward(first: Sequence[Measured], other: Sequence[Measured], *, several: bo
         `difference_ci95`, and the two-sided `p`: for two runs that of `flip_test`, else that of `shuffle_test`;
         `overlap` if there are `several` seeds a side. None where rewards say no more than right and wrong do.
     """
-    tasks = both_of(first, other)
+    tasks = list(both_of(first, other).values())
     if len(tasks) < 2 or not says_more(each for task in tasks for side in task for each in side):
         return None
     rewards = [([each[3] for each in a], [each[3] for each in b]) for a, b in tasks]
@@ -155,6 +162,41 @@ def _reward(first: Sequence[Measured], other: Sequence[Measured], *, several: bo
         "p": p,
         "overlap": _overlap(ranges) if several else None,
     }
+
+
+def _classes(runs: Sequence[RunData], against: Sequence[RunData]) -> list[dict[str, Any]]:
+    """Return how the accuracy of each class of the tasks differs, those that differ by most points first.
+
+    Returns:
+        The `class`, such as `half = first`; of its `n` tasks that both sides measured, `FEW_TASKS` at least, the
+        accuracy of each side `before` and after (`accuracy`) training; and the two-sided `p` of `stratified_test`,
+        multiplied by the number of these classes (Bonferroni). A single class of a slice is none.
+    """
+    sides, slices = [], dict[str, Mapping[str, str]]()
+    for side in (runs, against):
+        files = [run.of_mode("report") for run in side]
+        sides.append([[run.seen.of(of[i], measured_of) for run, of in zip(side, files, strict=True)] for i in (0, -1)])
+        for run, of in zip(side, files, strict=True):
+            slices |= run.seen.of(of[-1], task_slices)
+    begun, ended = (both_of(*of) for of in zip(*sides, strict=True))
+    parts: dict[tuple[str, str], list[str]] = {}
+    for task in ended:
+        for of_task in slices.get(task, {}).items():
+            parts.setdefault(of_task, []).append(task)
+    several = Counter(name for name, _ in parts)
+    large = {of: tasks for of, tasks in parts.items() if several[of[0]] > 1 and len(tasks) >= FEW_TASKS}
+    found = []
+    for of_class, tasks in large.items():
+        before, after = ([measured[task] for task in tasks if task in measured] for measured in (begun, ended))
+        shares = [
+            {side: mean([sum(x[1] for x in task[i]) / len(task[i]) for task in some]) for i, side in enumerate(SIDES)}
+            for some in (before, after)
+        ]
+        p = min(1.0, len(large) * stratified_test(map(_tally, after)))
+        found.append(
+            {"class": " = ".join(of_class), "n": len(tasks), "before": shares[0], "accuracy": shares[1], "p": p}
+        )
+    return sorted(found, key=lambda of: -abs(of["accuracy"]["runs"] - of["accuracy"]["against"]))
 
 
 def _overlap(ranges: Mapping[str, Sequence[float]]) -> bool:
@@ -183,17 +225,21 @@ def ends_of(pool: Sequence[RunData]) -> list[tuple[RunData, Measured]]:
 
 def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return of each task that both sides measured how many measurements of how many have it right, on each side."""
-    tasks = both_of(first, other)
-    return [((sum(x[1] for x in a), len(a)), (sum(x[1] for x in b), len(b))) for a, b in tasks]
+    return [_tally(task) for task in both_of(first, other).values()]
 
 
-def both_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[list[Any], list[Any]]]:
+def _tally(task: tuple[list[Any], list[Any]]) -> tuple[tuple[int, int], tuple[int, int]]:
+    first, other = ((sum(right for _, right, *_ in of), len(of)) for of in task)
+    return first, other
+
+
+def both_of(first: Sequence[Measured], other: Sequence[Measured]) -> dict[str, tuple[list[Any], list[Any]]]:
     """Return the measurements of each task that both sides measured, on each side."""
     both = set().union(*first) & set().union(*other)
-    return [
-        ([run[task] for run in first if task in run], [run[task] for run in other if task in run])
+    return {
+        task: ([run[task] for run in first if task in run], [run[task] for run in other if task in run])
         for task in sorted(both)
-    ]
+    }
 
 
 def verdict(found: Mapping[str, Any]) -> str:
@@ -275,6 +321,22 @@ def told(found: Mapping[str, Any]) -> str:
         f"After training, {named(found['runs'], ', ')} against {named(found['against'], ', ')}, on the same "
         f"{amount(found['n'], 'held-out task')}: {text}."
     )
+
+
+def told_classes(found: Mapping[str, Any]) -> list[str]:
+    """Write the classes of tasks in which two lines differ by most points, the accuracy before and after training."""
+    every = found["classes"]
+    differ = [of for of in every if of["accuracy"]["runs"] != of["accuracy"]["against"]][:CLASSES]
+    if not differ:
+        return []
+    corrected = f", p corrected for {len(every)} classes" if len(every) > 1 else ""
+    lines = [f"By class of task, before → after training, the greatest differences first{corrected}:"]
+    for of in differ:
+        sides = [
+            f"{found['label'][side]} {percent(of['before'][side])} → {percent(of['accuracy'][side])}%" for side in SIDES
+        ]
+        lines.append(f"{of['class']}, {amount(of['n'], 'task')}: {' against '.join(sides)} ({judged(of['p'])})")
+    return lines
 
 
 def more_seeds(runs: Sequence[RunData], *, each: bool) -> str:

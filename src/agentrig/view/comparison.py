@@ -45,6 +45,7 @@ from agentrig.view.between import (
     tallies_of,
     tasks_of,
     told,
+    told_classes,
     verdict,
 )
 from agentrig.view.causes.evidence import Evidence, both_ends, changed, gain_of, measured_of, unpaired
@@ -220,8 +221,8 @@ class Comparison:
             rows = [[*row, _cost(line)] for row, line in zip(rows, self.lines, strict=True)]
             lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
             notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
-        tests = [*map(told, self.between)]
-        several = len(tests) + sum(found["reward"] is not None for found in self.between) > 1
+        tests = [line for found in self.between for line in (told(found), *told_classes(found))]
+        several = len(self.between) + sum(found["reward"] is not None for found in self.between) > 1
         from_start = any(line["p"] is not None or line["own_start"] for line in self.lines)
         if tests or from_start:
             tests.append(f"{TESTED} {MANY_TESTS}" if several else TESTED)
