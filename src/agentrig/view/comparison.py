@@ -205,7 +205,7 @@ class Comparison:
             [_run(line, others), _accuracy(line), _against(line, start, common=common), _spent(line)]
             for line in self.lines
         ]
-        notes = [NOTE]
+        notes = [*filter(None, [tables.parts_tested(self.lines)]), NOTE]
         if common and self.start["accuracy"] is not None:
             begun = f"{percent(self.start['accuracy'])}% of {amount(self.start['n'], 'task')}"
             notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
@@ -598,7 +598,10 @@ def _parts(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     called = {end: [row["calls"][end] for row in pool if row["calls"][end]] for end in ENDS}
     return {
         "components": {
-            name: {end: mean([value for value in known[end][name] if value is not None]) for end in ENDS}
+            name: {
+                **{end: mean([value for value in known[end][name] if value is not None]) for end in ENDS},
+                "p": dig(pool[0]["components"], name, "p") if len(pool) == 1 else None,
+            }
             for name in names
         },
         "calls": {
@@ -719,7 +722,7 @@ def _accuracy(line: Mapping[str, Any]) -> str:
         f"{of['unknown']} not measured {end}" for end, of in zip(ENDS, ends, strict=True) if of and of["unknown"]
     ]
     unknown += [f"{percent(line['earlier_end'])} before it was resumed"] if line["earlier_end"] is not None else []
-    parts = [f"{name}: {' → '.join(cells)}" for name, cells in tables.reward_parts(line)]
+    parts = [f"{name}: {' → '.join(cells)}{said and f' ({said})'}" for name, cells, said in tables.reward_parts(line)]
     return "\n".join(
         [*(f"{name}{text}" for name, text in zip(names, lines, strict=False)), *unknown, f"n = {line['n']}", *parts]
     )

@@ -67,6 +67,7 @@ RULES: Sequence[Rule] = (
     outcome.memorised,
     outcome.changes,
     outcome.mean_reward,
+    outcome.reward_parts,
     outcome.classes,
     outcome.other_requests,
     outcome.observers,

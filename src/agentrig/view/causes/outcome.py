@@ -13,6 +13,7 @@ from agentrig.errors import AgentrigError
 from agentrig.figures import (
     SIGNIFICANT,
     count,
+    figure,
     judged,
     least_gain,
     mean,
@@ -350,6 +351,26 @@ def mean_reward(evidence: Evidence) -> Iterator[Finding]:
         yield _worse(evidence, "the reward", text, moved.lower)
     else:
         yield Finding("fact" if not moved.sign else "ok" if moved.sign > 0 else "warn", text)
+
+
+def reward_parts(evidence: Evidence) -> Iterator[Finding]:
+    """Parts of the held-out reward that fell or rose significantly."""
+    if not evidence.where.startswith("held-out") or evidence.rescored:
+        return
+    said, fell, every = [], False, tables.held_out(evidence.run)["components"]
+    for name, of in every.items():
+        if of["p"] is not None and of["p"] <= SIGNIFICANT:
+            down = of["after"] < of["before"]
+            said.append(
+                f"{name} {'fell' if down else 'rose'} ({figure(of['before'])} → {figure(of['after'])}, "
+                f"{p_text(of['p'])})"
+            )
+            fell = fell or down
+    if said:
+        n = sum(of["p"] is not None for of in every.values())
+        corrected = f"; p corrected for {n} parts" if n > 1 else ""
+        text = f"parts of the held-out reward changed significantly: {', '.join(said)}{corrected}"
+        yield Finding("warn" if fell else "ok", text)
 
 
 def other_requests(evidence: Evidence) -> Iterator[Finding]:
