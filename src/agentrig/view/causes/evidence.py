@@ -382,10 +382,12 @@ class MeanReward:
 
     Attributes:
         lower: How many tasks have a lower reward at the last measurement.
+        higher: How many have a higher one.
     """
 
     tasks: int
     lower: int
+    higher: int
     before: float
     after: float
     interval: tuple[float, float]
@@ -580,8 +582,10 @@ class Evidence:
         differences = [end[3] - start[3] for start, end in both]
         p = flip_test(differences)
         interval = flip_interval(differences, p)
-        lower = sum(d < 0 for d in differences)
-        return MeanReward(tasks=len(both), lower=lower, before=before, after=after, interval=interval, p=p)
+        lower, higher = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
+        return MeanReward(
+            tasks=len(both), lower=lower, higher=higher, before=before, after=after, interval=interval, p=p
+        )
 
     @cached_property
     def other_requests(self) -> tuple[int, int, str]:

@@ -298,11 +298,13 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         return
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
     short = 0 < evidence.run.done < FEW and not (evidence.run.running or list(memorised(evidence)))
+    moved = evidence.mean_reward
+    significant = bool(moved and moved.sign) or any(moved_classes(evidence)) or any(reward_parts(evidence))
     short = short and not no_more(evidence)
     scarce = [amount(evidence.run.done, "step")] if short else []
     scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
     are = "is" if scarce == ["1 step"] else "are"
-    few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce else ""
+    few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce and not significant else ""
     if without_room(evidence):
         few = "; too few were wrong before for a significant gain"
     split, _, steps = evidence.where.partition(" split, ")
@@ -348,7 +350,8 @@ def mean_reward(evidence: Evidence) -> Iterator[Finding]:
         return
     text += f", 95% interval {low:+.3f} to {high:+.3f} (permutation test {judged(moved.p)})"
     if worse_reward(evidence) and not fewer_right(evidence) and _is_blamed(evidence):
-        yield _worse(evidence, "the reward", text, moved.lower)
+        tasks = f"it fell in {count(moved.lower)} of {count(moved.tasks)} tasks and rose in {count(moved.higher)}"
+        yield _worse(evidence, "the reward", f"{text}; {tasks}", moved.lower)
     else:
         yield Finding("fact" if not moved.sign else "ok" if moved.sign > 0 else "warn", text)
 
