@@ -110,8 +110,6 @@ def sliced(monkeypatch: pytest.MonkeyPatch, parts: dict[str, tuple[int, int]]) -
     classes = {part: {"n_after": n, "before": 0.1, "after": right / n} for part, (n, right) in parts.items()}
     found = {"slices": {"database": classes}, "components": {}}
     monkeypatch.setattr("agentrig.view.tables.held_out", lambda run: found)
-        "agentrig.view.tables.held_out", lambda run: {"slices": {"database": classes}, "components": {}}
-    )
 
 
 def test_the_weakest_class_is_named_only_if_it_is_no_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
