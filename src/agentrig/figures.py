@@ -214,6 +214,34 @@ def stratified_test(tasks: Iterable[tuple[tuple[int, int], tuple[int, int]]]) ->
     return min(1.0, 2 * float(min(chances[: observed + 1].sum(), chances[observed:].sum())))
 
 
+def shuffle_test(tasks: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float:
+    """Return the two-sided p of the permutation test of two groups of runs, with each task as a stratum.
+
+    It is `stratified_test` for rewards: if the groups do not differ, any n of the n + m rewards of a task are as likely
+    those of the first group. What is summed over the tasks is the difference of the two means. It is by `FLIPS` samples
+    with a fixed seed; above `EXACT` tasks, by the normal distribution. With one run in each group it is `flip_test`.
+
+    Args:
+        tasks: Of each task, the rewards in the first group and in the second.
+    """
+    import numpy as np
+
+    strata = [(first, other) for first, other in tasks if first and other and len({*first, *other}) > 1]
+    sampler, sums = np.random.default_rng(0), np.zeros(FLIPS)
+    seen = variance = 0.0
+    for first, other in strata:
+        n, m = len(first), len(other)
+        values, weight = np.array([*first, *other], dtype=np.float64), 1 / n + 1 / m
+        values -= values.mean()
+        seen += weight * float(values[:n].sum())
+        variance += weight * float(values @ values) / (n + m - 1)
+        if len(strata) <= EXACT:
+            sums += weight * sampler.permuted(np.tile(values, (FLIPS, 1)), axis=1)[:, :n].sum(axis=1)
+    if len(strata) > EXACT:
+        return math.erfc(abs(seen) / math.sqrt(2 * variance))
+    return float(1 + np.count_nonzero(np.abs(sums) >= abs(seen) * (1 - 1e-9))) / (1 + FLIPS)
+
+
 def least_gain(worse: int = 0) -> int:
     """Return how many tasks have to change from wrong to right for a significant gain, while `worse` change back."""
     better = worse + 1

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrig.cli.progress import READING_S, STARTING_S, Progress, progress
+from agentrig.cli.progress import READING_S, STARTING, STARTING_S, Progress, progress
 
 RIGHT, WRONG = SimpleNamespace(correct=True), SimpleNamespace(correct=None)
 
@@ -33,10 +33,10 @@ def test_a_terminal_gets_one_line_that_goes_away(
 @pytest.mark.parametrize(
     ("ends", "lines", "first_s"),
     [
-        ([25, 60], ["starting: 10 s", "no rollout has ended yet: 5 s", "1 of 2 rollouts, 1 right",
+        ([25, 60], [f"{STARTING}: 10 s", "no rollout has ended yet: 5 s", "1 of 2 rollouts, 1 right",
                     "2 of 2 rollouts, 2 right"], STARTING_S),
         ([1, 2], [], STARTING_S),
-        ([14], ["starting: 3 s", "starting: 13 s", "1 of 1 rollout, 1 right"], READING_S),
+        ([14], [f"{STARTING}: 3 s", f"{STARTING}: 13 s", "1 of 1 rollout, 1 right"], READING_S),
         (range(1, 91), [f"{n} of 90 rollouts, {n} right" for n in (30, 60, 90)], STARTING_S),
     ],
 )  # fmt: skip

@@ -400,6 +400,7 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
         assert nobody_can_mend not in caplog.text
     assert "checked step 1" in caplog.text
     assert "held-out" not in caplog.text, "it has no such tasks"
+    assert ("calls learned" in caplog.text, "advantages" in caplog.text) == (True, False)
     assert "not looked at" not in caplog.text, "a warm-up has no tasks, samples and scores to look at"
     assert len(made.losses) == made.steps == passes
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "the run that trained it is gone"
@@ -573,11 +574,10 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert (len(found["labels"]), len(found["inputs"]), found["turns"], found["ready"]) == (4, 4, 4, False)
     assert found["after"]["n"] == 64, "8 answers to each of the 8 tasks without a label"
     assert "trying the model with 8 answers to each of 8 training tasks without a label, as in" in done.stderr
-    begins = (
-        "a run begins with: 0.0% of 64 sampled answers to 8 training tasks without a label are right (95%: 0% to 32%)"
-    )
+    begins = "a run begins, sampled at temperature 1, with: 0.0% of 64 sampled answers to 8 training tasks without a "
+    begins += "label are right (95%: 0% to 32%)"
     assert f"{begins}, mean reward" in done.stderr
-    assert "  this is at temperature 1; greedy answers, which" in done.stderr
+    assert "  these are sampled answers; greedy answers, which" in done.stderr
     assert "trying it on the labelled tasks too, to find out whether it only repeats" in done.stderr
     assert "would start at zero" in done.stderr.replace("\n", " ")
     assert (

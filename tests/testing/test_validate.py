@@ -694,6 +694,31 @@ def test_a_file_that_tasks_do_not_find_is_what_to_mend(
     )
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"private": ["totl"]}, "orders.csv, line 1: there is no column totl, which tasks.private names. Did you mean"),
+        ({"shares": [0.5, 0.6]}, "the shares are [0.5, 0.6]; write three numbers that add up to 1"),
+        ({"private": ["total"], "file": ""}, "its data is not here: [tasks] table needs a file of rows"),
+        ({"private": ["total"]}, "passed recipe.tasks"),
+    ],
+    ids=str,
+)
+def test_the_table_of_a_recipe_is_loaded_as_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("orders.csv").write_text("question,total\n" + "".join(f"What is {i}?,{i}\n" for i in range(40)))
+    tasks = {"use": "table", "file": "orders.csv", **keys}
+    uses = f"tasks={tasks}, agent={{'use': 'reads'}}, reward={{'use': 'equal'}}, algorithm={{'use': 'grpo'}}"
+    text = REFUNDS.replace("import AgentSpec", "import RecipeSpec, AgentSpec")
+    hook = "\n@hookimpl\ndef register_recipes():\n"
+    Path("shop.py").write_text(f"{text}{hook}    yield RecipeSpec(name='shop', summary='', settings=dict({uses}))\n")
+    result = validate("shop.py:shop", "--only", "recipe.tasks")
+    told = " ".join(result.stdout.split())
+    assert (said in told, result.exit_code) == (True, int("needs a file" not in said and "passed" not in said)), told
+
+
 def test_a_trial_shows_the_rewards_of_calls(tmp_path: Path) -> None:
     file = tmp_path / "calls.py"
     file.write_text(

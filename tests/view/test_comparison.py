@@ -360,7 +360,19 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     line = f"run-0, run-1, run-2, on the same 40 held-out tasks: mean accuracy {one} against {three}: "
     note = runs.table().note.splitlines()
     assert line in note[0]
-    assert note[1] == "p: chance among tasks, for these runs. It does not cover other seeds."
+    assert "p: chance among tasks, for these runs. It does not cover other seeds." in note
+    half = [task for task in last if int(task[-4:]) % 2]  # half = second
+    of_class = next(of for of in pooled["classes"] if of["class"] == "half = second")
+    ends = [{task: end[task] for task in half} for end in ends]
+    assert of_class["p"] == pytest.approx(min(1.0, 2 * stratified_p([{t: last[t] for t in half}], ends)))
+    begun = [answers(other, 0), *(answers(run, 0) for run in seeds)]
+    shares = [sum(end[task] for task in half) / 20 for end in (begun[0], last, *begun[1:], *ends)]
+    found = [of_class[end][side] for end in ("before", "accuracy") for side in ("runs", "against")]
+    assert found == pytest.approx([shares[0], sum(shares[2:5]) / 3, shares[1], sum(shares[5:]) / 3])
+    one, three, *after = (f"{100 * share:.1f}" for share in found)
+    told = f"half = second, 20 tasks: other {one} → {after[0]}% against run {three} → {after[1]}% (p = "
+    assert told in runs.table().note
+    assert "greatest differences first, p corrected for 2 classes:\n" in runs.table().note
     verdict, advice = runs.table().lead
     assert re.fullmatch(r"other is [\d.]+ points (above|below) run; p = [\d.]+, one seed of other: .*", verdict)
     assert advice.startswith("One seed of other can't tell settings from seeds. 3 seeds a side can:\n")
@@ -369,7 +381,7 @@ def test_a_line_names_its_settings_that_differ_and_is_tested_against_the_first(
     assert re.findall("for seed in ([^;]*)", advice) == ["3", "0 1"], "three a side, the same ones"
     found = compare([*seeds, other], each=True)
     note = found.table().note.splitlines()
-    assert note[3].endswith("Without any difference, about one of 20 such tests is significant by chance.")
+    assert any(line.endswith("about one of 20 such tests is significant by chance.") for line in note)
     ends = [line.partition(", ")[2] for line in found.table().lead[:2]]
     assert all(end.startswith("the settings are the same: ") for end in ends), "run-1 and run-2 against run-0"
 
@@ -628,14 +640,40 @@ def test_a_gain_of_a_reward_or_agent_that_contradicts_itself_is_not_called_signi
     assert f"new: {why}" in note
 
 
-def test_the_mean_reward_is_said_to_be_untested(seeds: list[Path], tmp_path: Path) -> None:
-    run = write_run(tmp_path / "graded", steps=2)
-    made = [rollout_of(i, right=i < 9, mode="report", step=2) for i in range(40)]
-    paid = [attrs.evolve(r, score=Score.ok(i / 40, correct=i < 9)) for i, r in enumerate(made)]
-    RunDirectory(run).write_rollouts(paid, mode="report", step=2)
-    said = "Only accuracy is tested here, not the mean reward that graded trained on: agentrig why RUN tests that."
-    notes = [compare(runs).table().note.splitlines() for runs in ([seeds[0], run], seeds)]
-    assert [said in lines for lines in notes] == [True, False]
+def test_the_mean_reward_of_two_settings_is_tested_as_their_accuracy_is(seeds: list[Path], tmp_path: Path) -> None:
+    def graded(name: str, seed: int, shift: float, lr: float) -> Path:
+        run = write_run(tmp_path / name, steps=2, seed=seed, lr=lr)
+        for step in (0, 2):
+            made = [rollout_of(i, right=i < 9, mode="report", step=step) for i in range(40)]
+            rewards = [i / 50 + step / 2 * (seed * (i % 3) / 200 + shift * (i % 5 > 0)) for i in range(40)]
+            scores = [Score.ok(reward, correct=i < 9) for i, reward in enumerate(rewards)]
+            paid = [attrs.evolve(r, score=score) for r, score in zip(made, scores, strict=True)]
+            RunDirectory(run).write_rollouts(paid, mode="report", step=step)
+        return run
+
+    old = [graded(f"old-{seed}", seed, 0.0, 1e-4) for seed in (0, 1, 2)]
+    new = [graded(f"new-{seed}", seed, 0.05, 1e-3) for seed in (0, 1, 2)]
+    single = compare([old[0], new[0]])
+    (found,) = single.between
+    assert (found["alike"], found["reward"]["difference"]) == (True, pytest.approx(0.04))
+    assert (found["reward"]["p"] < 0.001, found["reward"]["difference_ci95"][0] > 0) == (True, True)
+    told = "Mean reward 0.430 against 0.390: +0.040; p < 0.001, one seed each: other seeds may reverse it."
+    assert single.table().lead[0].endswith(f"there is no difference to test. {told}")
+    assert "One seed each can't tell settings from seeds." in single.table().lead[1]
+    note = single.table().note
+    assert "mean reward 0.430 against 0.390: +0.040, 95% interval over the tasks +0.0" in note
+    assert "(permutation test p < 0.001)" in note
+    assert "Against a start only accuracy is tested, not the mean reward that old-0, new-0 trained on" in note
+
+    several = compare([*old, *new])
+    reward = several.between[0]["reward"]
+    assert (reward["overlap"], reward["difference"]) == (False, pytest.approx(0.04))
+    assert reward["range"]["against"] == pytest.approx([0.39, 0.39 + 2 * 39 / 40 / 200])
+    assert "p < 0.001, ranges do not overlap: unlikely to be chance." in several.table().lead[0]
+    assert "; ranges of runs 0.430–0.440 against 0.390–0.400" in several.table().note
+    assert compare([seeds[0], graded("other", 0, 0.0, 1e-4)]).between[0]["reward"] is not None
+    plain = compare([seeds[0], write_run(tmp_path / "plain", steps=2, lr=1e-3)])
+    assert (plain.between[0]["reward"], "mean reward" in plain.text()) == (None, False)
 
 
 def test_a_run_without_its_last_measurement_is_no_seed_of_the_finished_ones(seeds: list[Path], tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from agentrig.figures import (
     paired_interval,
     percent,
     points,
+    shuffle_test,
     sign_test,
     stratified_test,
     wilson,
@@ -89,6 +90,22 @@ def test_the_flips_of_differences_give_the_share_of_sums_as_far_from_0() -> None
             assert max(map(flip_test, outside)) < 0.06, "the ends are those of the test"
     many = [0.3] * (EXACT // 2 + 50) + [-0.3] * (EXACT // 2)
     assert flip_test(many) == pytest.approx(sign_test(EXACT // 2 + 50, EXACT // 2), abs=0.01)
+
+
+def test_the_test_of_the_rewards_of_several_runs_counts_all_ways_to_choose_the_first_group() -> None:
+    tasks = [([0.9, 0.4], [0.1, 0.3, 0.2]), ([0.5], [0.6, 0.2]), ([0.8, 0.7], [0.3]), ([0.5], [0.5]), ([1.0], [])]
+    gaps = [
+        [mean([v[i] for i in chosen]) - mean([x for i, x in enumerate(v) if i not in chosen])  # the first is as it was
+         for chosen in combinations(range(len(v)), len(first))]
+        for first, other in tasks if other and (v := [*first, *other])
+    ]  # fmt: skip
+    sums = [abs(sum(each)) for each in product(*gaps)]
+    assert shuffle_test(tasks) == pytest.approx(mean([s >= sums[0] - 1e-9 for s in sums]), abs=0.01)
+    differences = [0.5, 0.2, -0.1, 0.4, 0.3, 0.25, 0.0]
+    assert shuffle_test([([d], [0.0]) for d in differences]) == pytest.approx(flip_test(differences), abs=0.01)
+    many = [([0.3 + d, 0.2], [d, 0.2]) for d in [0.1] * 60 + [-0.1] * (EXACT - 59)]
+    assert shuffle_test(many) == pytest.approx(shuffle_test(many[:EXACT]), abs=0.01)
+    assert shuffle_test([]) == 1.0
 
 
 def test_the_test_of_two_single_runs_is_the_sign_test() -> None:

@@ -108,7 +108,8 @@ def test_a_training_accuracy_far_above_the_held_out_one_asks_for_more_tasks(tmp_
 def sliced(monkeypatch: pytest.MonkeyPatch, parts: dict[str, tuple[int, int]]) -> None:
     """Let the held-out tasks have these classes: how many tasks, and how many of them are right at the end."""
     classes = {part: {"n_after": n, "before": 0.1, "after": right / n} for part, (n, right) in parts.items()}
-    monkeypatch.setattr("agentrig.view.tables.held_out", lambda run: {"slices": {"database": classes}})
+    found = {"slices": {"database": classes}, "components": {}}
+    monkeypatch.setattr("agentrig.view.tables.held_out", lambda run: found)
 
 
 def test_the_weakest_class_is_named_only_if_it_is_no_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +302,8 @@ def test_a_mean_reward_that_moved_significantly_is_no_chance(tmp_path: Path) -> 
     text = "the mean reward of the 12 held-out tasks went from 0.755 to 0.155"
     assert fell.text.startswith(f"the reward fell significantly: {text}")
     assert (fell.cause, fell.count, fell.of) == ("learning-rate-too-large", 12, 12)
+    assert fell.text.endswith("significant); it fell in 12 of 12 tasks and rose in 0"), "not only in which it fell"
+    assert (" few, so" in str(diagnose(run)), "seen in" in str(diagnose(run))) == (False, False)
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(re.sub("(?m)^lr = .*$", "", config))
     assert (diagnose(run).problems, verdict(diagnose(run))) == ([], LOWER_REWARD)

@@ -288,7 +288,8 @@ def test_parts_of_the_held_out_reward_and_classes_are_shown(tmp_path: Path) -> N
     with_parts(run, {"form": (0.25, 0.75), **{f"part {i}": (0.0, 0.5) for i in range(9)}})
     shown = ending(run)
     lines = [re.split(r"  +", line.strip()) for line in shown.splitlines()]
-    assert ["form", "0.25", "0.75"] in lines
+    assert ["form", "0.25", "0.75", "p < 0.001: significant"] in lines
+    assert "Parts of the reward: permutation test, p corrected for 10 parts.\n" in shown
     assert [row[0] for row in lines[3:11]] == ["form", *(f"part {i}" for i in range(7))], "match is the reward"
     (calls,) = lines_with(shown, "calls scored below 1")
     assert re.search(r"\d+ of 90 +\d+ of 90", calls)
@@ -298,10 +299,27 @@ def test_parts_of_the_held_out_reward_and_classes_are_shown(tmp_path: Path) -> N
     first = held_out["slices"]["half"]["first"]
     assert classes["half = first"][:2] == [f"{100 * first[end]:.1f}%" for end in ("before", "after")]
     assert re.fullmatch(r"30 tasks, p [<=] 0\.\d+", classes["half = first"][2])
-    assert held_out["components"]["form"] == {"before": 0.25, "after": 0.75}
-    assert "form: 0.25 → 0.75" in " ".join(compare([run]).table().rows[0][1].split())
+    assert held_out["components"]["form"] == {"before": 0.25, "after": 0.75, "p": pytest.approx(0.001, abs=2e-4)}
+    assert "form: 0.25 → 0.75 (p < 0.001: significant)" in " ".join(compare([run]).table().rows[0][1].split())
+    assert "permutation test, p corrected for 10 parts" in compare([run]).table().note
     assert re.search(r"Held-out reward by part.*?form.*?0\.25.*?0\.75", render([read_run(run)]), re.DOTALL)
     assert "form" in [row[0].strip() for row in results([compare([run]).rows[0]]).rows]
+
+
+def test_a_part_of_the_reward_that_moved_is_tested(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3, held_out=60, lift=0.6)
+    first, last = sorted((run / "rollouts").glob("report-*.parquet"))
+    for file, orders, forms in ((first, 12, 4), (last, 0, 3)):  # `order` of 12 tasks, then of none; `form` of 4, then 3
+        table = pq.read_table(file)
+        of = [{"order": float(i < orders), "form": float(i < forms)} for i in range(60)]
+        column = [json.dumps(each) for each in of]
+        pq.write_table(table.set_column(table.schema.get_field_index("components"), "components", [column]), file)
+    shown = ending(run)
+    (order,), (form,) = lines_with(shown, "  order "), lines_with(shown, "  form ")
+    assert re.search(r"0\.2 +0 +p = 0\.00\d\d: significant", order), order
+    assert re.search(r"p = 1\.00: may be chance", form), form
+    (told,) = lines_with(words(diagnose(run)), "parts of the held-out reward changed")
+    assert re.search(r" significantly: order fell \(0\.2 → 0, p = 0\.00\d\d\); p corrected for 2 parts$", told), told
 
 
 def with_graded(run: Path, lift: float) -> None:

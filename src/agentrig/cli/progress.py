@@ -13,6 +13,9 @@ import click
 
 from agentrig.text import amount
 
+STARTING = "starting the agent and the model's server"
+"""What is done before the first rollout begins, unless the server is there already."""
+
 STARTING_S = 10.0
 """Seconds between two lines before the first rollout has ended, in a file or a pipe; a terminal has one that counts."""
 
@@ -33,7 +36,7 @@ class Progress:
         where: Which rollouts these are, to stand behind their number: "on validation tasks, greedy"; '' for none.
     """
 
-    def __init__(self, of: int, what: str = "starting", first_s: float = STARTING_S, where: str = "") -> None:
+    def __init__(self, of: int, what: str = STARTING, first_s: float = STARTING_S, where: str = "") -> None:
         self._of, self._first_s, self._where = of, first_s, where and f" {where}"
         self._lock = threading.Lock()
         self._ended = self._right = 0
@@ -78,7 +81,7 @@ def reading(what: str) -> AbstractContextManager[Progress]:
 
 
 @contextmanager
-def progress(of: int, what: str = "starting", first_s: float = STARTING_S, where: str = "") -> Iterator[Progress]:
+def progress(of: int, what: str = STARTING, first_s: float = STARTING_S, where: str = "") -> Iterator[Progress]:
     """Give a `Progress`: on a terminal it is one line, which goes away at the end."""
     shown = Progress(of, what, first_s, where)
     if sys.stderr.isatty():

@@ -61,6 +61,7 @@ class Auditing:
         rebuilt: The run's task set and reward, built once more.
         first: The first step, of a resumed run too.
         tasks: Role to the tasks that the run uses; each is compared with the task set's own.
+        demonstrations: Whether the run learns demonstrations.
 
     Attributes:
         wall_s: Seconds that the gradients of the first steps may take together; a warm-up has so many to train in.
@@ -74,6 +75,7 @@ class Auditing:
         first: int = 1,
         on: bool = True,
         tasks: Mapping[str, Sequence[Task]] | None = None,
+        demonstrations: bool = False,
     ) -> None:
         self._run, self._rebuilt, self._on, self._sure = run, rebuilt, on, first + FIRST
         self._used = {
@@ -82,6 +84,8 @@ class Auditing:
         self._auditor: Auditor | None = None
         self._sketch: Sketch | None = None
         self._names = {} if tasks is None or tasks.get("report") else {"held-out": "measured accuracy"}
+        if demonstrations:  # a call has an advantage only where rewards are compared
+            self._names = {**self._names, "advantages": "calls learned"}
         self._said: set[str] = set()
         self._owed: Sketch | None = None  # of the first step whose gradient was not looked at, until one is
         self.due = False

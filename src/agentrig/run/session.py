@@ -111,7 +111,10 @@ class RunSession:
         self.gate = Gate.of(plan.components["credit"].spec, plan.configs["credit"])
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
         rebuilt = Rebuilt(plan)
-        self.auditing = Auditing(run.path, rebuilt, first=self.first_step, on=plan.run.audit, tasks=tasks)
+        given = bool(getattr(plan.configs["algorithm"], "demonstrations", ""))
+        self.auditing = Auditing(
+            run.path, rebuilt, first=self.first_step, on=plan.run.audit, tasks=tasks, demonstrations=given
+        )
         self._run = run
         self._learns = getattr(plan.components["algorithm"].spec, "trains", "weights") == "weights"
         self._second = second

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrig.figures import (
     SIGNIFICANT,
+    flip_interval,
+    flip_test,
+    judged,
     mean,
     mean_interval,
     p_text,
     paired_interval,
     percent,
     points,
+    shuffle_test,
     sign_test,
     stratified_test,
     wilson,
@@ -23,13 +28,17 @@ from agentrig.figures import (
 from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Measured, changed, measured_of
+from agentrig.view.causes.evidence import Measured, changed, measured_of, says_more, task_slices
+from agentrig.view.causes.outcome import FEW_TASKS
 from agentrig.view.causes.rewards import contradiction
 from agentrig.view.reading import RunData, dig
 from agentrig.view.related import NAMES, named, seed_of, settings_apart, settings_numbers, stem, without_seed
 
 SIDES = ("runs", "against")
 """The two sides of a test of one line against another."""
+
+CLASSES = 3
+"""Classes of tasks that are told: those that differ by most points."""
 
 ENOUGH = 3
 """Seeds a side: without any difference the ranges of two against two are apart in a third of the comparisons, of three
@@ -63,10 +72,11 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         that before training, and on the `n` tasks that both measured the mean `accuracy`; their `difference`, its 95%
         interval over the tasks `difference_ci95` (None with one task), and the two-sided `p`: for two runs that of the
         exact sign test, with the number of tasks that are `better` and `worse`, else that of `stratified_test`.
-        `overlap` says whether the ranges do, None with one seed on a side, `same_settings` whether only the seeds
-        differ, and `apart` names what else does. `alike` says that each task is right in all of their measurements, or
-        in none. `contradicted` has, of a difference that would be significant, those of its runs whose reward
-        or agent contradicts itself, each with the words. A task counts with the runs that measured it.
+        `overlap` says whether the ranges do, None with one seed on a side; `reward` is what `_reward` returns,
+        `classes` what `_classes` does; `same_settings` says whether only the seeds differ, and `apart` names what else
+        does. `alike` says that each task is right in all of their measurements, or in none. `contradicted` has, of a
+        difference that would be significant, those of its runs whose reward or agent contradicts itself, each with the
+        words. A task counts with the runs that measured it.
     """
     first, *others = pools
     begun, found = ends_of(first), []
@@ -100,21 +110,98 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
             of["accuracy"][side] = mean([right / n for right, n in tally])
         if of["label"]["runs"] == of["label"]["against"]:
             of["label"] = {side: named(names[side], ", ") for side in SIDES}
-        (low, high), (least, greatest) = (of["range"][side] for side in SIDES)
+        several = 1 not in of["seeds"].values()
+        reward = _reward([end for _, end in ends], [end for _, end in begun], several=several)
+        p = min(test["p"], reward["p"] if reward else 1.0)
         found.append(
             {
                 **names, **of, **test,
                 "n": len(tallies),
                 "difference": of["accuracy"]["runs"] - of["accuracy"]["against"],
                 "difference_ci95": interval,
-                "overlap": None if 1 in of["seeds"].values() else low <= greatest and least <= high,
+                "overlap": _overlap(of["range"]) if several else None,
+                "reward": reward,
+                "classes": _classes([run for run, _ in ends], [run for run, _ in begun]),
                 "same_settings": without_seed(pool[0], known) == without_seed(first[0], known),
                 "apart": settings_apart(first[0], pool[0], known),
                 "alike": all(a + b in (0, n + m) for (a, n), (b, m) in tallies),
-                "contradicted": contradictions([run for run, _ in (*ends, *begun)], test["p"]),
+                "contradicted": contradictions([run for run, _ in (*ends, *begun)], p),
             }
         )  # fmt: skip
     return found
+
+
+def _reward(first: Sequence[Measured], other: Sequence[Measured], *, several: bool) -> dict[str, Any] | None:
+    """Return how the mean reward of the tasks that both sides measured differs, tested as their accuracy is.
+
+    Returns:
+        Of each side the `mean` and the `range` of its runs; the `difference`, its 95% interval over the tasks
+        `difference_ci95`, and the two-sided `p`: for two runs that of `flip_test`, else that of `shuffle_test`;
+        `overlap` if there are `several` seeds a side. None where rewards say no more than right and wrong do.
+    """
+    tasks = list(both_of(first, other).values())
+    if len(tasks) < 2 or not says_more(each for task in tasks for side in task for each in side):
+        return None
+    rewards = [([each[3] for each in a], [each[3] for each in b]) for a, b in tasks]
+    means = [(math.fsum(a) / len(a), math.fsum(b) / len(b)) for a, b in rewards]
+    gaps = [a - b for a, b in means]
+    if len(first) == len(other) == 1:
+        p = flip_test(gaps)
+        interval = flip_interval(gaps, p)
+    else:
+        p, interval = shuffle_test(rewards), mean_interval(gaps)
+    ranges: dict[str, list[float]] = {}
+    for side, runs in zip(SIDES, (first, other), strict=True):
+        every = [math.fsum(reward for *_, reward in run.values()) / len(run) for run in runs]
+        ranges[side] = [min(every), max(every)]
+    return {
+        "mean": {side: mean(of) for side, of in zip(SIDES, zip(*means, strict=True), strict=True)},
+        "range": ranges,
+        "difference": mean(gaps),
+        "difference_ci95": interval,
+        "p": p,
+        "overlap": _overlap(ranges) if several else None,
+    }
+
+
+def _classes(runs: Sequence[RunData], against: Sequence[RunData]) -> list[dict[str, Any]]:
+    """Return how the accuracy of each class of the tasks differs, those that differ by most points first.
+
+    Returns:
+        The `class`, such as `half = first`; of its `n` tasks that both sides measured, `FEW_TASKS` at least, the
+        accuracy of each side `before` and after (`accuracy`) training; and the two-sided `p` of `stratified_test`,
+        multiplied by the number of these classes (Bonferroni). A single class of a slice is none.
+    """
+    sides, slices = [], dict[str, Mapping[str, str]]()
+    for side in (runs, against):
+        files = [run.of_mode("report") for run in side]
+        sides.append([[run.seen.of(of[i], measured_of) for run, of in zip(side, files, strict=True)] for i in (0, -1)])
+        for run, of in zip(side, files, strict=True):
+            slices |= run.seen.of(of[-1], task_slices)
+    begun, ended = (both_of(*of) for of in zip(*sides, strict=True))
+    parts: dict[tuple[str, str], list[str]] = {}
+    for task in ended:
+        for of_task in slices.get(task, {}).items():
+            parts.setdefault(of_task, []).append(task)
+    several = Counter(name for name, _ in parts)
+    large = {of: tasks for of, tasks in parts.items() if several[of[0]] > 1 and len(tasks) >= FEW_TASKS}
+    found = []
+    for of_class, tasks in large.items():
+        before, after = ([measured[task] for task in tasks if task in measured] for measured in (begun, ended))
+        shares = [
+            {side: mean([sum(x[1] for x in task[i]) / len(task[i]) for task in some]) for i, side in enumerate(SIDES)}
+            for some in (before, after)
+        ]
+        p = min(1.0, len(large) * stratified_test(map(_tally, after)))
+        found.append(
+            {"class": " = ".join(of_class), "n": len(tasks), "before": shares[0], "accuracy": shares[1], "p": p}
+        )
+    return sorted(found, key=lambda of: -abs(of["accuracy"]["runs"] - of["accuracy"]["against"]))
+
+
+def _overlap(ranges: Mapping[str, Sequence[float]]) -> bool:
+    (low, high), (least, greatest) = (ranges[side] for side in SIDES)
+    return low <= greatest and least <= high
 
 
 def contradictions(runs: Sequence[RunData], p: float) -> dict[str, str]:
@@ -138,19 +225,29 @@ def ends_of(pool: Sequence[RunData]) -> list[tuple[RunData, Measured]]:
 
 def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return of each task that both sides measured how many measurements of how many have it right, on each side."""
+    return [_tally(task) for task in both_of(first, other).values()]
 
-    def tally(side: Sequence[Measured], task: str) -> tuple[int, int]:
-        of = [measured[task][1] for measured in side if task in measured]
-        return sum(of), len(of)
 
+def _tally(task: tuple[list[Any], list[Any]]) -> tuple[tuple[int, int], tuple[int, int]]:
+    first, other = ((sum(right for _, right, *_ in of), len(of)) for of in task)
+    return first, other
+
+
+def both_of(first: Sequence[Measured], other: Sequence[Measured]) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Return the measurements of each task that both sides measured, on each side."""
     both = set().union(*first) & set().union(*other)
-    return [(tally(first, task), tally(other, task)) for task in sorted(both)]
+    return {
+        task: ([run[task] for run in first if task in run], [run[task] for run in other if task in run])
+        for task in sorted(both)
+    }
 
 
 def verdict(found: Mapping[str, Any]) -> str:
     """Say which of two lines is better, whether that may be chance, and whether it can be put down to one setting."""
-    label, seeds = found["label"], found["seeds"]
+    label = found["label"]
     fell = " Both are less accurate than before training." if all(found["fell"].values()) else ""
+    if reward := found["reward"]:
+        fell += f" Mean reward {_rewards(reward)}; {_limits(found, reward)}."
     if found["alike"]:
         return (
             f"{label['runs']} and {label['against']} have the same {amount(found['n'], 'held-out task')} right and "
@@ -160,30 +257,42 @@ def verdict(found: Mapping[str, Any]) -> str:
     level = "above" if gap.startswith("+") else "below"
     moved = f"{gap[1:]} points {level}" if float(gap) else "as accurate as"
     verb = "are" if len(found["runs"]) > 1 and ", " in label["runs"] else "is"
-    single = [label[side] for side in SIDES if seeds[side] == 1]
-    limit, end = f"one seed of {single[0]}" if single else "", "other seeds may reverse it"
-    if found["same_settings"]:
-        limit, end = "the settings are the same", "a difference of seeds"
-    elif len(single) == len(SIDES):
-        limit = "one seed each"
-    elif found["overlap"] is not None:
-        few = min(seeds.values())
-        limit = f"ranges {'overlap' if found['overlap'] else 'do not overlap'}"
-        if not found["overlap"] and few < ENOUGH:
-            limit, end = f"{limit}, of {few} seeds", "too few to say that others would not reverse it"
-        elif not found["overlap"]:
-            end = "unlikely to be chance"
-    end = "may be chance" if found["p"] > SIGNIFICANT else end
-    if found["contradicted"]:
-        end = "not to be believed, for the reward or the agent contradicts itself in "
-        end += named(list(found["contradicted"]), ", ")
-    said = f"{label['runs']} {verb} {moved} {label['against']}; {p_text(found['p'])}, {limit}: {end}.{fell}"
+    said = f"{label['runs']} {verb} {moved} {label['against']}; {_limits(found, found)}.{fell}"
     if len(found["apart"]) < 2:
         return said
     return (
         f"{said} These lines differ in {len(found['apart'])} settings ({named(found['apart'], ', ')}), so the "
         "difference can't be put down to one of them."
     )
+
+
+def _limits(found: Mapping[str, Any], tested: Mapping[str, Any]) -> str:
+    """Say whether seeds or chance can explain a difference: that of the accuracy, `found` itself, or of the reward."""
+    label, seeds = found["label"], found["seeds"]
+    single = [label[side] for side in SIDES if seeds[side] == 1]
+    limit, end = f"one seed of {single[0]}" if single else "", "other seeds may reverse it"
+    if found["same_settings"]:
+        limit, end = "the settings are the same", "a difference of seeds"
+    elif len(single) == len(SIDES):
+        limit = "one seed each"
+    elif tested["overlap"] is not None:
+        few = min(seeds.values())
+        limit = f"ranges {'overlap' if tested['overlap'] else 'do not overlap'}"
+        if not tested["overlap"] and few < ENOUGH:
+            limit, end = f"{limit}, of {few} seeds", "too few to say that others would not reverse it"
+        elif not tested["overlap"]:
+            end = "unlikely to be chance"
+    if tested["p"] > SIGNIFICANT:
+        end = "may be chance"
+    elif found["contradicted"]:
+        end = "not to be believed, for the reward or the agent contradicts itself in "
+        end += named(list(found["contradicted"]), ", ")
+    return f"{p_text(tested['p'])}, {limit}: {end}"
+
+
+def _rewards(reward: Mapping[str, Any]) -> str:
+    means = " against ".join(f"{reward['mean'][side]:.3f}" for side in SIDES)
+    return f"{means}: {reward['difference']:+.3f}"
 
 
 def told(found: Mapping[str, Any]) -> str:
@@ -201,10 +310,34 @@ def told(found: Mapping[str, Any]) -> str:
         text = figures.UNMOVED
     else:
         text = f"{found['better']} better, {found['worse']} worse (sign test {p_text(found['p'])}), {gap}"
+    if reward := found["reward"]:
+        low, high = reward["difference_ci95"]
+        text += (
+            f"; mean reward {_rewards(reward)}, 95% interval over the tasks {low:+.3f} to {high:+.3f} (permutation "
+            f"test {p_text(reward['p'])})"
+        )
+        ranges = " against ".join(f"{low:.3f}–{high:.3f}" for low, high in map(reward["range"].get, SIDES))
+        text += f"; ranges of runs {ranges}" if reward["overlap"] is not None else ""
     return (
         f"After training, {named(found['runs'], ', ')} against {named(found['against'], ', ')}, on the same "
         f"{amount(found['n'], 'held-out task')}: {text}."
     )
+
+
+def told_classes(found: Mapping[str, Any]) -> list[str]:
+    """Write the classes of tasks in which two lines differ by most points, the accuracy before and after training."""
+    every = found["classes"]
+    differ = [of for of in every if of["accuracy"]["runs"] != of["accuracy"]["against"]][:CLASSES]
+    if not differ:
+        return []
+    corrected = f", p corrected for {len(every)} classes" if len(every) > 1 else ""
+    lines = [f"By class of task, before → after training, the greatest differences first{corrected}:"]
+    for of in differ:
+        sides = [
+            f"{found['label'][side]} {percent(of['before'][side])} → {percent(of['accuracy'][side])}%" for side in SIDES
+        ]
+        lines.append(f"{of['class']}, {amount(of['n'], 'task')}: {' against '.join(sides)} ({judged(of['p'])})")
+    return lines
 
 
 def more_seeds(runs: Sequence[RunData], *, each: bool) -> str:

@@ -45,6 +45,7 @@ from agentrig.view.between import (
     tallies_of,
     tasks_of,
     told,
+    told_classes,
     verdict,
 )
 from agentrig.view.causes.evidence import Evidence, both_ends, changed, gain_of, measured_of, unpaired
@@ -91,7 +92,7 @@ REPEATED = "Runs of the same settings and the same seed are repeats: they say no
 TESTED = "p: chance among tasks, for these runs. It does not cover other seeds."
 OWN_GAIN = "A significant gain is one against the start; it does not say that a line is better than another."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
-UNTESTED = "Only accuracy is tested here, not the mean reward that {} trained on: agentrig why RUN tests that."
+UNTESTED = "Against a start only accuracy is tested, not the mean reward that {} trained on: agentrig why RUN tests it."
 CHAINED = "What a run spent leaves out the runs that it came from."
 
 ENDS = ("before", "after")
@@ -204,7 +205,7 @@ class Comparison:
             [_run(line, others), _accuracy(line), _against(line, start, common=common), _spent(line)]
             for line in self.lines
         ]
-        notes = [NOTE]
+        notes = [*filter(None, [tables.parts_tested(self.lines)]), NOTE]
         if common and self.start["accuracy"] is not None:
             begun = f"{percent(self.start['accuracy'])}% of {amount(self.start['n'], 'task')}"
             notes.insert(0, f"The common start is {self.start['start']}, as {self.start['run']} measured it: {begun}.")
@@ -220,11 +221,13 @@ class Comparison:
             rows = [[*row, _cost(line)] for row, line in zip(rows, self.lines, strict=True)]
             lacking = sorted({what for row in self.rows for what in row["cost"]["no_price"]})
             notes += [f"No price for: {'; '.join(lacking)}."] if lacking else []
-        tests = [*map(told, self.between)]
-        if tests or any(line["p"] is not None or line["own_start"] for line in self.lines):
-            tests.append(f"{TESTED} {MANY_TESTS}" if len(tests) > 1 else TESTED)
+        tests = [line for found in self.between for line in (told(found), *told_classes(found))]
+        several = len(self.between) + sum(found["reward"] is not None for found in self.between) > 1
+        from_start = any(line["p"] is not None or line["own_start"] for line in self.lines)
+        if tests or from_start:
+            tests.append(f"{TESTED} {MANY_TESTS}" if several else TESTED)
             tests += [OWN_GAIN] if len(self.lines) > 1 else []
-            tests += [UNTESTED.format(named(self.graded, ", "))] if self.graded else []
+            tests += [UNTESTED.format(named(self.graded, ", "))] if self.graded and from_start else []
         of = [
             " against ".join(found["label"][side] for side in SIDES)
             for found in self.between
@@ -320,7 +323,8 @@ def compared(
         from_own = _changes(line, [own_starts[i] for i in pool], [row["against_own_start"] for row in some])
         told_lines.append(_line(some) | changes | {"own_start": from_own if from_own["compared"] else None})
     differences = between(lines, known)
-    tested = {name for found in differences if not found["alike"] for side in SIDES for name in found[side]}
+    unlike = [found for found in differences if found["reward"] or not found["alike"]]
+    tested = {name for found in unlike for side in SIDES for name in found[side]}
     return Comparison(
         rows=rows,
         lines=told_lines,
@@ -594,7 +598,10 @@ def _parts(pool: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     called = {end: [row["calls"][end] for row in pool if row["calls"][end]] for end in ENDS}
     return {
         "components": {
-            name: {end: mean([value for value in known[end][name] if value is not None]) for end in ENDS}
+            name: {
+                **{end: mean([value for value in known[end][name] if value is not None]) for end in ENDS},
+                "p": dig(pool[0]["components"], name, "p") if len(pool) == 1 else None,
+            }
             for name in names
         },
         "calls": {
@@ -715,7 +722,7 @@ def _accuracy(line: Mapping[str, Any]) -> str:
         f"{of['unknown']} not measured {end}" for end, of in zip(ENDS, ends, strict=True) if of and of["unknown"]
     ]
     unknown += [f"{percent(line['earlier_end'])} before it was resumed"] if line["earlier_end"] is not None else []
-    parts = [f"{name}: {' → '.join(cells)}" for name, cells in tables.reward_parts(line)]
+    parts = [f"{name}: {' → '.join(cells)}{said and f' ({said})'}" for name, cells, said in tables.reward_parts(line)]
     return "\n".join(
         [*(f"{name}{text}" for name, text in zip(names, lines, strict=False)), *unknown, f"n = {line['n']}", *parts]
     )

@@ -67,6 +67,7 @@ RULES: Sequence[Rule] = (
     outcome.memorised,
     outcome.changes,
     outcome.mean_reward,
+    outcome.reward_parts,
     outcome.classes,
     outcome.other_requests,
     outcome.observers,
@@ -235,7 +236,6 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     never = evidence.classes_never_right
     if never and any(never in f.advice and not f.follows for f in problems):
         by_rule.pop(groups.classes, None)
-    # `compare` leaves the test of the mean reward to `why`
     moved = [] if data.running else [f for f in by_rule[outcome.mean_reward] if f.level in ("ok", "fact")]
     moved = [f for f in moved if problems or f.text != change]
     warned = sorted(by_rule, key=lambda rule: TOLD_FIRST.index(rule) if rule in TOLD_FIRST else len(TOLD_FIRST))

@@ -203,7 +203,8 @@ def results(
     lines.append(["Status", *(str(row["status"]) for row in rows)])
     lines = [line for line in lines if not line[0] or {*"".join(line[1:])} - {*f"{NOTHING} →"} or not any(line[1:])]
     heads = [("", "head"), *((str(row["run"]), "run" if len(rows) > 1 else "n") for row in rows)]
-    note = NOTE + (OF_CLASSES if classes else "")
+    tested = tables.parts_tested(row for row in rows if "components" in row)
+    note = NOTE + (OF_CLASSES if classes else "") + (f" {tested}" if tested else "")
     return tables.Table(title="Results", heads=heads, rows=lines, note=note, colors=colors)
 
 
@@ -235,12 +236,13 @@ def parts(rows: Sequence[Mapping[str, Any]], most: int) -> Iterator[tuple[str, l
         ends = [[row["by_turn"][when] for when in ("before", "after")] for row in rows]
         shares = [[of.get(turn, 0) / sum(of.values()) if of else None for of in both] for both in ends]
         yield f"  {turn}", [arrow(*both) for both in shares]
-    told = [dict(tables.reward_parts(row)) for row in rows]
+    told = [{name: (cells, said) for name, cells, said in tables.reward_parts(row)} for row in rows]
     names = list(dict.fromkeys(name for of in told for name in of))
     if names:
         yield "Parts of the reward", [""] * len(rows)
     for name in names:
-        yield f"  {name}", [" → ".join(of[name]) if name in of else NOTHING for of in told]
+        cells = [(" → ".join(of[name][0]), of[name][1]) if name in of else (NOTHING, "") for of in told]
+        yield f"  {name}", [", ".join(filter(None, cell)) for cell in cells]
 
 
 def interval(found: Sequence[float] | None) -> str:

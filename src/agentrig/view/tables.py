@@ -10,7 +10,7 @@ import attrs
 from markupsafe import Markup
 
 from agentrig.correctness import by_turn, turn_order, wrong_calls
-from agentrig.figures import NOTHING, count, figure, mean, number, percent
+from agentrig.figures import NOTHING, count, figure, flip_test, judged, mean, number, percent
 from agentrig.ledger import REASONS
 from agentrig.run.metrics import component_means, told_components
 from agentrig.text import alike, amount
@@ -96,7 +96,9 @@ def held_out(run: RunData) -> dict[str, Any]:
         their means (`reward_before`, `reward_after`).
         `by_turn`: before and after, how many rollouts became right or wrong at which turn.
         `wrong`: before and after, why answers are wrong, to how many; `scored`: of how many answers.
-        `components`: `before` and `after`, the mean of each component of the scores that says more than the reward.
+        `components`: `before` and `after`, the mean of each component of the scores that says more than the reward;
+        and `p` of `flip_test` on the tasks that have it at both ends, multiplied by the number of these components
+        (Bonferroni), or None.
         `calls`: before and after, how many calls were `scored`, and how many of them below 1: `wrong`.
     """
     files = run.of_mode("report")
@@ -107,6 +109,7 @@ def held_out(run: RunData) -> dict[str, Any]:
     scored: dict[str, int] = {}
     called: dict[str, dict[str, int]] = {}
     components: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
+    by_task: dict[str, dict[str, Mapping[str, float]]] = {}
     for when, some in zip(ENDS, (files[:1], files[1:][-1:]), strict=True):
         rows = [row for file in some for row in run.seen.of(file, _scored)]
         graded = graded or any(row["value"] not in (0, 1) for row in rows)
@@ -116,6 +119,7 @@ def held_out(run: RunData) -> dict[str, Any]:
                 of_part[when].append((row["correct"], row["value"]))
         wrong[when] = Counter(row["wrong"] for row in rows if row["wrong"])
         components[when] = [(row["value"], row["components"]) for row in rows]
+        by_task[when] = {row["task"]: row["components"] for row in rows}
         turns[when], scored[when] = by_turn(rows), len(rows)
         called[when] = wrong_calls(row["calls"] for row in rows)
     classes = {
@@ -133,15 +137,25 @@ def held_out(run: RunData) -> dict[str, Any]:
     }
     means = {end: component_means(components[end]) for end in ENDS}
     told = told_components(score for end in ENDS for score in components[end])
+    both = [(by_task["before"][task], of) for task, of in by_task["after"].items() if task in by_task["before"]]
+    moved = {name: [b[name] - a[name] for a, b in both if name in a and name in b] for name in told}
+    tests = {name: flip_test(differences) for name, differences in moved.items() if len(differences) > 1}
     return {
         "slices": classes, "by_turn": turns, "wrong": {when: dict(of) for when, of in wrong.items()}, "scored": scored,
-        "components": {name: {end: means[end].get(name) for end in ENDS} for name in told}, "calls": called,
+        "components": {
+            name: {
+                **{end: means[end].get(name) for end in ENDS},
+                "p": min(1.0, len(tests) * tests[name]) if name in tests else None,
+            }
+            for name in told
+        },
+        "calls": called,
     }  # fmt: skip
 
 
 def _scored(file: RolloutFile) -> list[dict[str, Any]]:
     """Return what `held_out` counts of each scored rollout of a file."""
-    columns = ("failure", "value", "correct", "details", "call_values", "components", "slices")
+    columns = ("task_id", "failure", "value", "correct", "details", "call_values", "components", "slices")
     found = []
     for row in rollout_rows([file], columns, optional=("components",)):
         if row["failure"] or (value := number(row["value"])) is None:
@@ -151,6 +165,7 @@ def _scored(file: RolloutFile) -> list[dict[str, Any]]:
         numbers = {name: number(part) for name, part in mapping(row["components"]).items()}
         found.append(
             {
+                "task": str(row["task_id"]),
                 "value": value,
                 "correct": float(bool(row["correct"])),
                 "slices": mapping(row.get("slices")),
@@ -163,13 +178,24 @@ def _scored(file: RolloutFile) -> list[dict[str, Any]]:
     return found
 
 
-def reward_parts(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield what is told of the held-out reward before and after: its first components, and the calls it scored."""
+def reward_parts(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield what is told of the held-out reward before and after: its first components, and the calls it scored.
+
+    A component comes with whether its difference may be chance, where that is known.
+    """
     for name, of in [*found["components"].items()][:PARTS]:
-        yield name, [figure(of[end]) for end in ENDS]
+        yield name, [figure(of[end]) for end in ENDS], judged(of["p"]) if of["p"] is not None else ""
     calls = [found["calls"][end] for end in ENDS]
     if any(calls):
-        yield "calls scored below 1", [f"{of['wrong']} of {of['scored']}" if of else NOTHING for of in calls]
+        yield "calls scored below 1", [f"{of['wrong']} of {of['scored']}" if of else NOTHING for of in calls], ""
+
+
+def parts_tested(every: Iterable[Mapping[str, Any]]) -> str:
+    """Return which test the parts of the reward had in runs, and what its p is corrected for; '' without one."""
+    tested = [sum(of["p"] is not None for of in found["components"].values()) for found in every]
+    numbers = " or ".join(map(str, sorted({n for n in tested if n > 1})))
+    corrected = f", p corrected for {numbers} parts" if numbers else ""
+    return f"Parts of the reward: permutation test{corrected}." if any(tested) else ""
 
 
 def gain_alone(found: Mapping[str, Any]) -> list[str]:
@@ -207,11 +233,13 @@ def slices(found: Mapping[str, Any]) -> list[Table]:
     judged = {end: sum(of.values()) for end, of in by_turn.items()}
     turns = sorted(_shares(by_turn, judged), key=lambda row: turn_order(row[0]))
     every.append(Table(title="Held-out rollouts by turn", heads={"Rollouts": "name", **ends}, rows=turns, narrow=True))
+    tested = parts_tested([found])
     parts = [
-        [name, *(cell for end, cell in zip(ENDS, cells, strict=True) if end in measured)]
-        for name, cells in reward_parts(found)
+        [name, *(cell for end, cell in zip(ENDS, cells, strict=True) if end in measured), *([said] if tested else [])]
+        for name, cells, said in reward_parts(found)
     ]
-    every.append(Table(title="Held-out reward by part", heads={"Part": "name", **ends}, rows=parts, narrow=True))
+    heads = {"Part": "name", **ends, **({"Difference": "name"} if tested else {})}
+    every.append(Table(title="Held-out reward by part", heads=heads, rows=parts, note=tested, narrow=True))
     why = [[WRONG.get(why, why), *counts] for why, *counts in _shares(wrong, found["scored"])]
     note = "Shares are of all answers that were scored."
     return [*every, Table(title="Wrong answers", heads={"Why": "", **ends}, rows=why, note=note, narrow=True)]

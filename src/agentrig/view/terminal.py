@@ -182,9 +182,12 @@ def run_ending(directory: Path) -> Iterator[str | Table]:
         table.add_row("95% interval", interval(accuracy["before_ci95"]), interval(accuracy["after_ci95"]))
         if any(value is not None for value in reward.values()):
             table.add_row("mean reward", plain(reward["before"], 3), plain(reward["after"], 3))
-        for name, cells in tables.reward_parts(parts):
-            table.add_row(Text(f"  {one_line(cut(name, LONGEST_ID))}"), *cells)
+        for name, cells, said in tables.reward_parts(parts):
+            told = "" if measured.rescored else said
+            table.add_row(Text(f"  {one_line(cut(name, LONGEST_ID))}"), *cells, told)
         yield table
+        if not measured.rescored:
+            yield from filter(None, [tables.parts_tested([parts])])
         if measured.where.startswith("held-out") and measured.classes:
             n = len(measured.classes)
             head = f"the {SHOWN} of {n} classes" if n > SHOWN else "by class"

@@ -21,7 +21,7 @@ from agentrig.cli.options import (
     server_origin,
     typed_again,
 )
-from agentrig.cli.progress import progress
+from agentrig.cli.progress import STARTING, progress
 from agentrig.figures import amount
 from agentrig.rollouts import Mode
 
@@ -78,12 +78,12 @@ def dev(
     if server is None and checkpoint is None:
         plan.use_hardware()
         plan.check_algorithm()
+    starting = STARTING if server is None else "starting the agent"
     if not as_json:
         tried = f"{amount(len(tasks), 'task')} of split {name}"
         who = answering(plan, server, checkpoint) + (server_origin(endpoint) if server is not None else "")
-        starting = "the agent and the model's server" if server is None else "the agent"
-        click.echo(f"{tried}, answered by {who}: starting {starting} …", err=True)
-    with progress(len(tasks)) as shown:
+        click.echo(f"{tried}, answered by {who}: {starting} …", err=True)
+    with progress(len(tasks), starting) as shown:
         as_mode: Mode = "train" if trains else "dev"
         found = evaluate(
             plan,

@@ -21,7 +21,7 @@ from agentrig.cli.options import (
     print_json,
     server_origin,
 )
-from agentrig.cli.progress import progress
+from agentrig.cli.progress import STARTING, progress
 from agentrig.errors import AgentrigError
 from agentrig.text import amount, json_text, one_line, printable
 
@@ -81,7 +81,7 @@ def eval_(
     if start and (said := held_out_labels(labels_among(tasks, start), len(tasks), of="task")):
         click.echo(said, err=True)
     predictions = Predictions(save)
-    with predictions, progress(len(tasks)) as shown:
+    with predictions, progress(len(tasks), STARTING if server is None else "starting the agent") as shown:
         found = evaluate(
             plan,
             tasks=tasks,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrig.cli.options import configured, json_option, make_plan, print_json
-from agentrig.cli.progress import progress
+from agentrig.cli.progress import STARTING, progress
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.figures import amount, counted, duration, gain_words, percent, share_in_points
 from agentrig.text import printable
@@ -58,7 +58,7 @@ def forecast(
     trial = Trial.of(plan, tasks=limit or 0, rollouts=rollouts or 0)
     plan.use_hardware()
     plan.check_algorithm()
-    click.echo(f"{amount(trial.expected, 'rollout')}: starting the agent and the model's server …", err=True)
+    click.echo(f"{amount(trial.expected, 'rollout')}: {STARTING} …", err=True)
     ended: BaseException | None = None
     try:
         with progress(trial.expected, where="as in training, sampled") as shown:

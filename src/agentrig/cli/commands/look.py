@@ -35,8 +35,8 @@ def why(context: click.Context, run: Path | None, as_json: bool) -> None:
     """Say what held a run's learning back, the first cause first; without RUN, that of the newest in runs/.
 
     Each cause comes with its count, the step since which it was seen, and the settings to change. The run may still go
-    on, or be interrupted or copied. The exit status is 0 if nothing held learning back, 1 if something did, 2 if RUN,
-    or all of its metrics.jsonl, cannot be read.
+    on, or be interrupted or copied. The exit status is 0 if it names no cause, 1 if it names one, 2 if RUN, or all of
+    its metrics.jsonl, cannot be read. A gain that may be chance is no cause: such a run has 0, or 1 for a cause.
 
     \b
     agentrig why

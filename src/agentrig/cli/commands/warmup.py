@@ -471,14 +471,14 @@ def _make(
             )
             known = measure(labels.tasks[: run.MEASURED], made.directory, "labelled tasks")
             done["known"] = known.as_dict()
-        click.echo(_measured("a run begins with", after, where))
+        click.echo(_measured(f"a run begins, sampled at temperature {temperature:g}, with", after, where))
         if after.accuracy is not None:
             fewer = ""
             if tried and len(judged_on) < len(labels.measured):
                 fewer = f", on {len(judged_on)} of the {len(labels.measured)} tasks of the tries"
             click.echo(
-                f"  this is at temperature {temperature:g}{fewer}; greedy answers, which `agentrig train` measures "
-                "held-out tasks by, may be right more or less often"
+                f"  these are sampled answers{fewer}; greedy answers, which `agentrig train` measures held-out tasks "
+                "by, may be right more or less often"
             )
         if not labels.fresh:
             click.echo(

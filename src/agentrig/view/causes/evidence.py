@@ -414,10 +414,12 @@ class MeanReward:
 
     Attributes:
         lower: How many tasks have a lower reward at the last measurement.
+        higher: How many have a higher one.
     """
 
     tasks: int
     lower: int
+    higher: int
     before: float
     after: float
     interval: tuple[float, float]
@@ -611,15 +613,16 @@ class Evidence:
         """How the mean reward moved between both ends; None where it says no more than right and wrong do."""
         first, last = self.ends or ({}, {})
         both = [(first[task], last[task]) for task in sorted(first.keys() & last.keys())]
-        graded = {(right, reward) for pair in both for _, right, _, reward in pair}
-        if len(both) < 2 or len(graded) == len({right for right, _ in graded}):
+        if len(both) < 2 or not says_more(end for pair in both for end in pair):
             return None
         before, after = (sum(end[3] for end in ends) / len(both) for ends in zip(*both, strict=True))
         differences = [end[3] - start[3] for start, end in both]
         p = flip_test(differences)
         interval = flip_interval(differences, p)
-        lower = sum(d < 0 for d in differences)
-        return MeanReward(tasks=len(both), lower=lower, before=before, after=after, interval=interval, p=p)
+        lower, higher = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
+        return MeanReward(
+            tasks=len(both), lower=lower, higher=higher, before=before, after=after, interval=interval, p=p
+        )
 
     @cached_property
     def other_requests(self) -> tuple[int, int, str]:
@@ -669,6 +672,12 @@ def changed(first: Measured, last: Measured) -> tuple[int, int, int, int]:
     better = sum(b[1] and not a[1] for a, b in both)
     worse = sum(a[1] and not b[1] for a, b in both)
     return better, worse, sum(a[2] != b[2] for a, b in both), len(both)
+
+
+def says_more(measured: Iterable[tuple[str, bool, str, float]]) -> bool:
+    """Whether the rewards of measured tasks say more than right and wrong do."""
+    graded = {(right, reward) for _, right, _, reward in measured}
+    return len(graded) > len({right for right, _ in graded})
 
 
 def gain_of(first: Measured, last: Measured) -> float | None:

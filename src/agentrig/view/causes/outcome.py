@@ -13,6 +13,7 @@ from agentrig.errors import AgentrigError
 from agentrig.figures import (
     SIGNIFICANT,
     count,
+    figure,
     judged,
     least_gain,
     mean,
@@ -297,11 +298,13 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         return
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
     short = 0 < evidence.run.done < FEW and not (evidence.run.running or list(memorised(evidence)))
+    moved = evidence.mean_reward
+    significant = bool(moved and moved.sign) or any(moved_classes(evidence)) or any(reward_parts(evidence))
     short = short and not no_more(evidence)
     scarce = [amount(evidence.run.done, "step")] if short else []
     scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
     are = "is" if scarce == ["1 step"] else "are"
-    few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce else ""
+    few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce and not significant else ""
     if without_room(evidence):
         few = "; too few were wrong before for a significant gain"
     split, _, steps = evidence.where.partition(" split, ")
@@ -347,9 +350,30 @@ def mean_reward(evidence: Evidence) -> Iterator[Finding]:
         return
     text += f", 95% interval {low:+.3f} to {high:+.3f} (permutation test {judged(moved.p)})"
     if worse_reward(evidence) and not fewer_right(evidence) and _is_blamed(evidence):
-        yield _worse(evidence, "the reward", text, moved.lower)
+        tasks = f"it fell in {count(moved.lower)} of {count(moved.tasks)} tasks and rose in {count(moved.higher)}"
+        yield _worse(evidence, "the reward", f"{text}; {tasks}", moved.lower)
     else:
         yield Finding("fact" if not moved.sign else "ok" if moved.sign > 0 else "warn", text)
+
+
+def reward_parts(evidence: Evidence) -> Iterator[Finding]:
+    """Parts of the held-out reward that fell or rose significantly."""
+    if not evidence.where.startswith("held-out") or evidence.rescored:
+        return
+    said, fell, every = [], False, tables.held_out(evidence.run)["components"]
+    for name, of in every.items():
+        if of["p"] is not None and of["p"] <= SIGNIFICANT:
+            down = of["after"] < of["before"]
+            said.append(
+                f"{name} {'fell' if down else 'rose'} ({figure(of['before'])} → {figure(of['after'])}, "
+                f"{p_text(of['p'])})"
+            )
+            fell = fell or down
+    if said:
+        n = sum(of["p"] is not None for of in every.values())
+        corrected = f"; p corrected for {n} parts" if n > 1 else ""
+        text = f"parts of the held-out reward changed significantly: {', '.join(said)}{corrected}"
+        yield Finding("warn" if fell else "ok", text)
 
 
 def other_requests(evidence: Evidence) -> Iterator[Finding]:

@@ -232,9 +232,11 @@ def lower_rate(evidence: Evidence, *, hundredth: bool = False) -> str:
     again = train_again(evidence, f"{key}={lr / less:.3g}") if lr else ""
     kept = evidence.value("algorithm.final") == "best"
     keep = "" if kept else '; algorithm.final = "best" keeps the best weights'
+    warmed = number(evidence.value("algorithm.warmup_steps")) or 0
+    warm_up = f"warm it up longer (warmup_steps is {warmed:.0f})" if warmed else "warm it up (warmup_steps)"
     return (
         f"The learning rate{rate} is the likely cause. Use a {part} of it{again and ': '}{again or '.'}\n"
-        f"Or warm it up (warmup_steps){keep}."
+        f"Or {warm_up}{keep}."
     )
 
 
