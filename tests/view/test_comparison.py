@@ -702,8 +702,13 @@ def test_runs_with_the_same_seed_are_repeats(seeds: list[Path], tmp_path: Path) 
     found = compare([seeds[0], again])
     assert "seeds 0, 0" in found.table().rows[0][0]
     assert "Runs of the same settings and the same seed are repeats" in found.table().note
+    assert found.lines[0]["p"] == compare(seeds[:1]).lines[0]["p"] < 1, "a copy is no new evidence"
     found = compare([seeds[0], seeds[1], again])
     assert "seeds 0, 1, 0" in found.table().rows[0][0]
+    assert found.lines[0]["p"] == compare(seeds[:2]).lines[0]["p"] < 1
+    other = [write_run(tmp_path / f"other-{seed}", steps=3, seed=seed, lr=1e-4) for seed in (0, 1)]
+    one, two = compare([*other, *seeds[:2]]).between, compare([*other, *seeds[:2], again]).between
+    assert (two[0]["runs"], two[0]["p"], two[0]["range"]) == (one[0]["runs"], one[0]["p"], one[0]["range"])
     assert "repeats" not in compare(seeds).text()
 
 

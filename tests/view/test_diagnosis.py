@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from quick import quick_first
@@ -37,7 +39,7 @@ from agentrig.traces import LLM_CALL, Span
 from agentrig.view.causes import evidence, outcome, rollouts, trend, weights
 from agentrig.view.causes.evidence import Evidence, StepFacts
 from agentrig.view.causes.finding import Finding
-from agentrig.view.diagnosis import FADED, IT_ENDED, NOT_YET, UNREADABLE, diagnose, ending, verdict, words
+from agentrig.view.diagnosis import FADED, IT_ENDED, NOT_YET, UNMEASURED, UNREADABLE, diagnose, ending, verdict, words
 from agentrig.view.reading import read_run, rollout_rows
 from agentrig.view.terminal import run_ending, run_error
 
@@ -408,20 +410,32 @@ def damage(run: Path, **change: Any) -> None:
 
 
 def test_a_run_is_told_apart_from_one_that_measured_nothing_if_its_measurements_cannot_be_read(tmp_path: Path) -> None:
-    for name in ("text", "loop", "all"):
+    for name in ("text", "loop", "all", "gone"):
         run = write_run(tmp_path / name, steps=8, lift=0.0)
         if name == "text":
             (run / "rollouts" / "report-00008.parquet").write_text("PAR1 not PAR1")
         elif name == "loop":
             (run / "rollouts").rename(tmp_path / "away")
             (run / "rollouts").symlink_to("rollouts")
+        elif name == "gone":
+            (run / "rollouts" / "report-00008.parquet").unlink()
         else:
             for file in (run / "rollouts").iterdir():
                 file.write_text("")
         found = diagnose(run)
         assert (found.no_gain, found.next_step) == (UNREADABLE, ""), name
         assert verdict(found) == UNREADABLE
-        assert any("rollouts" in text and "cannot be read" in text for text in found.missing), found.missing
+        named = any("rollouts" in text and "cannot be read" in text for text in found.missing)
+        assert named or name == "gone", found.missing  # this run did not note which files it wrote
+
+
+def test_measurements_of_other_tasks_are_not_called_unreadable(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=8, lift=0.0)
+    file = run / "rollouts" / "report-00008.parquet"
+    rows = pq.read_table(file)
+    others = pa.array([f"other-{task}" for task in rows["task_id"].to_pylist()])
+    pq.write_table(rows.set_column(rows.column_names.index("task_id"), "task_id", others), file)
+    assert verdict(diagnose(run)).startswith(UNMEASURED)
 
 
 def test_damaged_lines_are_no_proof_that_nothing_was_trained(tmp_path: Path) -> None:
@@ -778,11 +792,12 @@ def test_an_agent_that_caches_the_first_reply_to_each_task_is_named(tmp_path: Pa
     assert (text in found[0].text, "cache the replies" in found[0].advice) == (named, named)
 
 
+@pytest.mark.parametrize(("other", "of"), [(0, 30), (2, 200)])
 def test_a_falling_reward_is_no_reason_to_lower_the_rate_of_a_policy_that_stayed_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: int, of: int
 ) -> None:
     run = RECORDED["the reward falls a little"].write(tmp_path / "run")
-    monkeypatch.setattr(Evidence, "changed", property(lambda self: (0, 0, 0, 200)))
+    monkeypatch.setattr(Evidence, "changed", property(lambda self: (0, 0, other, of)))
     found = diagnose(run)
     assert [f.cause for f in found.problems] == ["learning-rate-too-small"]
     assert "try a lower" not in words(found)

@@ -76,9 +76,9 @@ def between(pools: Sequence[Sequence[RunData]], known: dict[Path, RunData]) -> l
         `classes` what `_classes` does; `same_settings` says whether only the seeds differ, and `apart` names what else
         does. `alike` says that each task is right in all of their measurements, or in none. `contradicted` has, of a
         difference that would be significant, those of its runs whose reward or agent contradicts itself, each with the
-        words. A task counts with the runs that measured it.
+        words. A task counts with the runs that measured it, and of runs of one seed the first.
     """
-    first, *others = pools
+    first, *others = map(of_each_seed, pools)
     begun, found = ends_of(first), []
     for pool in others:
         ends = ends_of(pool)
@@ -221,6 +221,14 @@ def ends_of(pool: Sequence[RunData]) -> list[tuple[RunData, Measured]]:
     measured = [run for run in pool if tasks_of(run) is not None and accuracy_of(run)["after"] is not None]
     ends = [(run, run.seen.of(file, measured_of)) for run in measured for file in run.of_mode("report")[1:][-1:]]
     return [(run, end) for run, end in ends if end]
+
+
+def of_each_seed(pool: Sequence[RunData]) -> list[RunData]:
+    """Return the first run of each seed: to train twice with one seed, or to copy a run, is no new evidence."""
+    seeds: dict[str, RunData] = {}
+    for run in pool:
+        seeds.setdefault(str(run.directory if seed_of(run) is None else seed_of(run)), run)
+    return list(seeds.values())
 
 
 def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[tuple[int, int], tuple[int, int]]]:

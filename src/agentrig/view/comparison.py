@@ -41,6 +41,7 @@ from agentrig.view.between import (
     contradictions,
     ends_of,
     more_seeds,
+    of_each_seed,
     reward_of,
     tallies_of,
     tasks_of,
@@ -88,7 +89,7 @@ FEW_RUNS = 5
 """Of fewer runs, the least and the greatest are weak evidence: another one is outside with probability 2 / (n + 1)."""
 
 FEW = "A range of {} is weak evidence: another seed lies outside it with probability {}."
-REPEATED = "Runs of the same settings and the same seed are repeats: they say nothing about other seeds."
+REPEATED = "Runs of the same settings and the same seed are repeats: the first of each seed is tested."
 TESTED = "p: chance among tasks, for these runs. It does not cover other seeds."
 OWN_GAIN = "A significant gain is one against the start; it does not say that a line is better than another."
 MANY_TESTS = "Without any difference, about one of 20 such tests is significant by chance."
@@ -619,7 +620,8 @@ def _changes(
     Returns:
         Mean, least and greatest `gain`, `better` and `worse` of the runs, and of the tasks that are `paired` and
         `unpaired`, how many runs are `compared`, the `p` of all of these together, by `stratified_test`, and if that is
-        significant the `contradicted` runs; see `between`. A start that several of them share counts once, as one run.
+        significant the `contradicted` runs; see `between`. A start that several of them share counts once, as one run,
+        and of runs of one seed only the first is compared.
     """
     known = [each for each in against if each]
     keys = {key: key for key in ("gain", "better", "worse", "unpaired")} | {"paired": "n"}
@@ -629,6 +631,8 @@ def _changes(
         for run, start, each in zip(pool, starts, against, strict=True)
         if each and each["p"] is not None
     ]
+    first = {run.directory for run in of_each_seed([run for run, _, _ in tested])}
+    tested = [each for each in tested if each[0].directory in first]
     p = tested[0][2] if tested else None
     if len(tested) > 1:
         after = [end for _, end in ends_of([run for run, _, _ in tested])]

@@ -289,7 +289,7 @@ def _no_gain(evidence: Evidence) -> str:
         return f"{UNCHANGED}{moved}." if better == worse else ""
     accuracy = figures.held_out(evidence.run)["accuracy"]
     known = accuracy["before"] is not None and accuracy["after"] is not None
-    return UNREADABLE if known or evidence.unread else UNMEASURED
+    return UNREADABLE if evidence.unread or (known and evidence.ends is None) else UNMEASURED
 
 
 def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:

@@ -440,7 +440,7 @@ class Evidence:
         steps: The counts of each step that has training rollouts; also of a step that the run ended in.
         ends: The first and the last measurement of the same split, held out if there are two, and their steps.
         where: The name of that split, and the two steps; empty without two measurements.
-        unread: Whether one of the two measurements cannot be read.
+        unread: Whether one of the two measurements cannot be read, or its rollouts are gone.
     """
 
     run: RunData
@@ -457,7 +457,11 @@ class Evidence:
     @classmethod
     def of_ends(cls, run: RunData) -> Evidence:
         """Read only the first and the last measurement, which takes much less time: `steps` is empty."""
-        files = run.measured()
+        held_out, files = run.of_mode("report"), run.measured()
+        if len(held_out) < 2 and run.done and {"before", "after"} <= run.progress.keys():
+            return cls(
+                run=run, steps=(), ends=None, where="", unread=True
+            )  # no verdict on the validation split instead
         if not files:
             return cls(run=run, steps=(), ends=None, where="")
         ends = run.seen.of(files[0], measured_of), run.seen.of(files[-1], measured_of)

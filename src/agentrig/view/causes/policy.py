@@ -32,6 +32,9 @@ from agentrig.view.causes.weights import LR
 MOVED = 0.05
 """If surely no more greedy answers than this share differ after training, the policy has not moved."""
 
+NONE_MOVED = 30
+"""Nor has it if not one of so many differs."""
+
 FEW_STEPS = 5
 """After fewer steps, nothing is said about a policy that has not moved."""
 
@@ -65,9 +68,9 @@ REACHED = 0.99
 
 
 def _same_answers(evidence: Evidence) -> bool:
-    """Whether surely almost all greedy answers are the same before and after training."""
+    """Whether surely almost all greedy answers are the same before and after training, or all of `NONE_MOVED`."""
     _, _, other, n = evidence.changed
-    return at_most(other, n) <= MOVED
+    return at_most(other, n) <= MOVED or (n >= NONE_MOVED and not other)
 
 
 def barely_moved(evidence: Evidence) -> Iterator[Finding]:
