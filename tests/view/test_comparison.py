@@ -587,6 +587,11 @@ def test_a_swapped_credit_and_reward_are_named_and_what_they_change(seeds: list[
     assert said.startswith("After training, second and first are not compared: different rewards judged them")
     assert f"(strict and spider-exec). Measure both with one: {measure}." in said
     assert said in found.table().note
+    for run, weight in zip(runs, (0.1, 0.5), strict=True):
+        config = (run / "config.toml").read_text().replace('"strict"', '"spider-exec"')
+        (run / "config.toml").write_text(config.replace('"spider-exec"', f'"spider-exec"\nparts = ["a"]\nw = {weight}'))
+    (said,) = compare(runs).rewards
+    assert measure.replace("spider-exec ", "spider-exec reward.w=0.1 ") in said, "only what differs is named"
     other = write_run(tmp_path / "other", steps=3, seed=1)
     assert compare([seeds[0], seeds[1]]).rewards == []
     manifest = json.loads((other / "manifest.json").read_text())

@@ -6,6 +6,7 @@ run that goes on, or was stopped, has a line of its own: it has had another trai
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -383,9 +384,20 @@ def _rewards(pools: Sequence[Sequence[RunData]]) -> list[str]:
             continue
         runs = [named([run.name for run in each], ", ") for each in (pool, first)]
         judges = " and ".join(names[::-1]) if names[0] != names[1] else f"{names[0]} with other settings"
+        told, other = (
+            {f"reward.{key}": value for key, value in mapping(run.config.get("reward")).items() if key != "use"}
+            | {"run.correct_at": run.setting("run", "correct_at")}
+            for run in (first[0], pool[0])
+        )
+        apart = [
+            f"{key}={orjson.dumps(value).decode()}"
+            for key, value in told.items()
+            if value not in (None, other.get(key))
+        ]
+        words = shlex.join(["--reward", names[0], *apart])
         found.append(
             f"After training, {runs[0]} and {runs[1]} are not compared: different rewards judged them ({judges}). "
-            f"Measure both with one: agentrig eval RUN/config.toml --reward {names[0]} --checkpoint RUN."
+            f"Measure both with one: agentrig eval RUN/config.toml {words} --checkpoint RUN."
         )
     return found
 

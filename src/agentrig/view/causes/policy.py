@@ -138,7 +138,7 @@ def unexploring(evidence: Evidence) -> Iterator[Finding]:
         since=low[0],
         settings=("algorithm.temperature", "algorithm.model", *evidence.setting("algorithm.group_size")),
         advice="Sample with a higher temperature or more rollouts a task, or start from a model that was trained less "
-        "on right answers (agentrig warmup with fewer passes).",
+        "on right answers (agentrig warmup with fewer labels or passes).",
         lost=same,
         explains=("zero-variance-groups", "learning-rate-too-small"),
     )
