@@ -428,6 +428,9 @@ def test_an_agent_with_a_sampling_of_its_own_is_told_to_leave_it_out(tmp_path: P
     said = " ".join(result.stdout.split())
     assert f"what to do: Leave {told}" in said
     assert "algorithm.temperature" not in said
+    greedy.write_text(UNCHANGED.replace('"/chat/completions", {}', '"/chat/completions", {"temperature": 1}'))
+    result = validate(f"{greedy}:chat", "--tasks", f"{FILE}:sums", "--limit", "2", "--only", "agent.sampling")
+    assert result.exit_code == 0, "a run's default temperature trains"
 
 
 @pytest.mark.slow

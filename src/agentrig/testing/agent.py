@@ -19,6 +19,7 @@ from agentrig.endpoints import LIMIT, GatewayAddress
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
+from agentrig.learners import LoopSettings
 from agentrig.pools import Job, Result
 from agentrig.run.demonstration_server import Conversation
 from agentrig.run.guards import GREEDY
@@ -339,14 +340,17 @@ def check_sampling(subject: AgentSubject) -> None:
     """Every call names the endpoint's model, and has its sampling fields, or a lower limit of tokens.
 
     Why: Log-probabilities are not those of the policy, or another model answers: the run ends in its first step.
-    Cure: Pass `model=endpoint.model` with every call, and leave the sampling fields out, as the run adds its own; or
-        set the run's to the agent's (`algorithm.temperature`), which this check does not know: it fails still.
+    Cure: Pass `model=endpoint.model` with every call, and leave the sampling fields out, as the run adds its own. A
+        temperature of the agent's own must be the run's (`algorithm.temperature`); here only that one's default passes.
     """
     wanted = {**SAMPLING, "model": subject.server.model}
+    default = attrs.fields(LoopSettings).temperature.default
     for play in subject.plays:
         for request in play.requests:
             limit = min((request.body[name] for name in LIMIT if request.body.get(name)), default=None)
             got = {**{key: request.body.get(key) for key in wanted}, LIMIT[0]: limit}
+            if got["temperature"] == default:  # trained as it is
+                got["temperature"] = wanted["temperature"]
             if got != {**wanted, LIMIT[0]: limit} or limit is None or limit > SAMPLING[LIMIT[0]]:
                 cure = f"Leave the temperature out of the agent's calls{GREEDY}." if got["temperature"] == 0 else ""
                 if got["seed"] != SAMPLING["seed"]:

@@ -157,7 +157,7 @@ def _scored(file: RolloutFile) -> list[dict[str, Any]]:
     """Return what `held_out` counts of each scored rollout of a file."""
     columns = ("task_id", "failure", "value", "correct", "details", "call_values", "components", "slices")
     found = []
-    for row in rollout_rows([file], columns, optional=("components",)):
+    for row in rollout_rows([file], columns, optional=("call_values", "components")):
         if row["failure"] or (value := number(row["value"])) is None:
             continue
         values = row["call_values"] if isinstance(row["call_values"], list) else []
