@@ -552,6 +552,7 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     assert len(saved) == 8
     assert {p["answer"] for p in saved} == {"odd"}
     assert {p["value"] for p in saved} == {0.0, 1.0}
+    assert [(len(p["replies"]), sorted(p["input"])) for p in saved] == [(1, ["do", "marker", "number"])] * 8
     (_, headers, body) = model.requests[0]
     assert headers["authorization"] == "Bearer key-3"
     few = [*words[:4], "run.report_tasks=3", "--json"]

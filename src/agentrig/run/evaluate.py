@@ -33,7 +33,7 @@ from agentrig.run.splits import other_split, read_split, split_of
 from agentrig.runners.engine import RolloutEngine
 from agentrig.tasks import Task, Tasks
 from agentrig.text import json_text
-from agentrig.traces import Trace
+from agentrig.traces import Trace, reply_of
 
 log = logging.getLogger(__name__)
 
@@ -267,11 +267,11 @@ def eval_tasks(
 
 
 def prediction(rollout: Rollout) -> dict[str, Any]:
-    """Return the line of `--save`: the answer and its score."""
+    """Return the line of `--save`: the task's input, the model's replies, the answer and its score."""
     return {
         "task_id": rollout.task.id,
-        "db_id": rollout.task.input.get("db_id"),
-        "question": rollout.task.input.get("question"),
+        "input": json.loads(json_text(dict(rollout.task.input))),
+        "replies": [reply_of(call.attributes) for call in rollout.trace.llm_calls()],
         "answer": rollout.outcome.answer,
         "value": rollout.value,
         "correct": rollout.correct,

@@ -37,7 +37,12 @@ if TYPE_CHECKING:
     "--limit", type=click.IntRange(min=0), help="Only the first n tasks; 0 for all. By default run.report_tasks."
 )
 @click.option("--temperature", type=Number(min=0), help="Sampling temperature; by default the run's, or 0.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Write every prediction there.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="FILE.jsonl",
+    help="Write each task, its replies, answer and score there.",
+)
 @json_option("Print the figures as JSON.")
 def eval_(
     words: Sequence[str],
