@@ -155,7 +155,7 @@ def test_nothing_held_learning_back_is_said_of_a_run_with_a_significant_gain_onl
 
 
 def test_a_reward_that_rose_without_the_accuracy_is_said_as_such(
-    runs: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+    runs: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = runs["healthy: it learns"]
     monkeypatch.setattr(Evidence, "changed", property(lambda self: (3, 2, 0, 113)))
@@ -168,6 +168,10 @@ def test_a_reward_that_rose_without_the_accuracy_is_said_as_such(
     for text in (words(found), render([read_run(run)])):
         assert said in text
         assert NOTHING_WRONG not in text
+    fell = changed(run, tmp_path / "fell", lambda line: line.update(validation_reward=0.5 - line["step"] / 1000))
+    last = read_run(fell).steps[-1]["step"]
+    said = f"rose by {found.reward_rise:.2g}, and that of validation went from 0.499 to {0.5 - last / 1000:.3g}."
+    assert said in words(diagnose(fell))
 
 
 def test_a_low_entropy_from_the_start_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:

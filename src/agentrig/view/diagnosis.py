@@ -22,7 +22,7 @@ from pathlib import Path
 import attrs
 
 from agentrig.audit.verdicts import NO_WEIGHTS
-from agentrig.figures import amount, count, number
+from agentrig.figures import amount, count, figure, number
 from agentrig.run.guards import NO_SIGNAL
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
@@ -145,6 +145,7 @@ class Diagnosis:
         no_gain: What to say of a gain that is not known, or none at all, or one of the reward only; else empty.
         faded: Whether little was left to learn from at the end, though not all is learned: a warning says why.
         reward_rise: By how much the mean reward of training rose, if the accuracy did not rise significantly with it.
+        validated: Then, what the mean reward of validation did, if it did not rise; else empty.
         no_rule: The run's warning that nothing says which rewards are correct, so that its accuracy says little.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
@@ -165,6 +166,7 @@ class Diagnosis:
     no_gain: str = ""
     faded: bool = False
     reward_rise: float | None = None
+    validated: str = ""
     no_rule: str = ""
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
@@ -208,6 +210,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     stopped = "" if solved or more_right(evidence) else outcome.unfinished(evidence)
     better = solved or (gained(evidence) and not stopped)
     rise = None if solved or stopped else reward_rise(evidence)
+    _, validated = figures.validation(data, "reward")
+    flat = rise is not None and len(validated) > 1 and validated[-1] <= validated[0]
     advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
     if stopped and not problems:  # the next step has the command: what is left says which steps were lost
@@ -251,6 +255,9 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
         and not outcome.nothing_left(evidence),
         reward_rise=rise,
+        validated=f", and that of validation went from {figure(validated[0])} to {figure(validated[-1])}"
+        if flat
+        else "",
         no_rule=no_rule,
         problems=problems,
         next_step=go_on,
@@ -345,7 +352,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.reward_rise is not None:
         said = (
             "No fault was found. There is no significant gain in accuracy; the mean reward of training rose by "
-            f"{diagnosis.reward_rise:.2g}."
+            f"{diagnosis.reward_rise:.2g}{diagnosis.validated}."
         )
     else:
         chance = NO_GAIN.format("lost" if diagnosis.lost else "gained")
