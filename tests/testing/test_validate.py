@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -589,6 +590,18 @@ def test_a_right_answer_that_names_a_key_twice_is_told_of(strict: bool) -> None:
     (found,) = check("reward", spec, tasks=tasks, only=["reward.odd-answers"]).results
     told = 'task 0: {"a": [0], "a": 0, "b": 1} counts as correct, although it names a key twice, first with a wrong'
     assert found.message.startswith(told) != strict
+
+
+def test_a_reward_that_is_too_slow_for_every_check_fails() -> None:
+    def slow(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        time.sleep(1.5)
+        return Score.ok(0.0)
+
+    spec = RewardSpec(name="slow", summary="", build=lambda config: slow)
+    tasks = [Task(id=str(i), input={}, private={"gold": str(i)}) for i in range(2)]
+    report = check("reward", spec, tasks=tasks, budget_s=0.1, raise_failed=False)
+    assert [r.check for r in report.results if r.status == "failed"] == ["reward.scores"], "the others only skip"
+    assert "an answer's score ran past its budget of 0.1 s" in str(report)
 
 
 def test_tasks_with_one_right_answer_are_counted_and_their_split_is_named(tmp_path: Path) -> None:

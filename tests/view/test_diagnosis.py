@@ -183,7 +183,7 @@ def test_the_settings_of_a_fault_that_the_auditor_found_are_those_of_its_link(en
     run = ended_run("algorithm.steps=1", "run.validation_tasks=1")
     cases = (
         ("score", "the reward", ["reward.use"]),
-        ("tasks tasks held-out", "the reward", ["tasks.use"]),
+        ("tasks tasks held-out", "the reward", ["tasks.use", "reward.use"]),
         ("tasks", "an agent (agent.use), a runner (runners.use)", ["agent.use", "runners.use"]),
         ("score held-out", EXCHANGED, ["agent.use"]),
     )

@@ -335,6 +335,19 @@ def test_held_out_requests_that_are_not_the_same_after_training_are_told(
     assert (told in found, "First see why the agent asks other things" in found) == (said, said)
     assert ('older than 30?"}], after: … ' in found) == said
     assert ('older than 30? Again."}])' in found) == said
+    for step in (0, 3):  # and where every task got better
+        made = [
+            attrs.evolve(rollout_of(i, right=bool(step), mode="report", step=step), id=f"{step}-{i}") for i in range(12)
+        ]
+        if step:
+            tasks = [Task(id=r.task.id, input={"question": f"{r.task.input['question']} Again."}) for r in made]
+            asked = [trace_of(r.id, task, ["1"], right=True, start=1.0) for r, task in zip(made, tasks, strict=True)]
+            made = [attrs.evolve(r, trace=trace) for r, trace in zip(made, asked, strict=True)]
+        RunDirectory(run).write_rollouts(made, mode="report", step=step)
+    better = diagnose(run)
+    assert better.gained
+    assert "But the messages of the first call of 12 of 12 held-out tasks are not the same" in "".join(ending(better))
+    assert words(better).count("the messages of the first call of") == 1
 
 
 def trained_on(run: Path, answers: list[str], scores: list[Score]) -> str:
@@ -350,8 +363,14 @@ def trained_on(run: Path, answers: list[str], scores: list[Score]) -> str:
 def test_answers_that_differ_where_the_replies_do_not_are_told(tmp_path: Path) -> None:
     scores = [Score.ok(i / 8) for i in range(8)]
     said = "the answer is not made from the model's replies alone: {} of 12 pairs of rollouts of a task with the same"
-    assert f"{said.format(12)} replies have unlike answers" in trained_on(tmp_path / "all", list("abcdefgh"), scores)
-    assert said.format(6) in trained_on(tmp_path / "half", [*"aaaaaabc"], scores)
+    told = trained_on(tmp_path / "all", list("abcdefgh"), scores)
+    assert f"{said.format(12)} replies have unlike answers" in told
+    assert "12 of these pairs have unlike scores, too, which teaches the model nothing (agent.use)" in told
+    told = trained_on(tmp_path / "half", [*"aaaaaabc"], [Score.ok(float(i == 7)) for i in range(8)])
+    assert said.format(6) in told
+    assert " 3 of these pairs have unlike scores" in told
+    told = trained_on(tmp_path / "harmless", list("abcdefgh"), [Score.ok(1.0)] * 8)
+    assert "is harmless if the reward ignores it" in told
     assert "replies alone" not in trained_on(tmp_path / "fewer", [*"aaaaaaab"], scores)
 
 

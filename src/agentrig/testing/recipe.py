@@ -6,10 +6,10 @@ from functools import cached_property
 
 import attrs
 
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import AgentrigError, PluginError
 from agentrig.hardware import HardwareError
 from agentrig.plan import Plan, resolve, to_toml
-from agentrig.run.splits import load_splits
+from agentrig.run.splits import load_splits, split_of
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.kit import basic
 from agentrig.testing.subject import CheckFailed, CheckSkipped, Subject
@@ -93,11 +93,12 @@ def check_tasks(subject: RecipeSubject) -> None:
     Cure: Give `roles` a split for `train`, or name one under [run] train; say how to get the data in the error.
     """
     try:
-        subject.plan.tasks()
+        made = subject.plan.tasks()
+        split = split_of(subject.plan.run, made, "train")
+        if split not in made.splits:
+            raise CheckFailed(f'its training split is "{split}"; its task set has {", ".join(made.splits)}')
         elsewhere(RecipeSubject.load_tasks, subject.sendable())
-    except ConfigError as error:
-        if not getattr(subject.plan.configs["tasks"], "file", ""):  # whoever runs it names the data
-            raise CheckSkipped(f"its data is not here: {str(error).partition(chr(10))[0]}") from None
-        raise CheckFailed(str(error), "Mend what the message names: a run does not start with it.") from error
     except AgentrigError as error:
+        if not isinstance(error, PluginError) and not getattr(subject.plan.configs["tasks"], "file", ""):
+            raise CheckSkipped(f"its data is not here: {str(error).partition(chr(10))[0]}") from None  # or not named
         raise CheckFailed(str(error), "Mend what the message names: a run does not start with it.") from error

@@ -197,7 +197,7 @@ class RewardSubject(TriedSubject):
         scorer = self.scorer(single if callable(made) else made, threads=threads)  # without its `score_many`
         found = scorer([(task, Outcome(answer=answer), NO_CALLS) for task, answer in items])
         if not late and any(_reason(score).startswith(OVER_BUDGET) for score in found):
-            raise CheckSkipped("an answer's score ran past its budget: see reward.budget")
+            raise CheckSkipped(f"an answer's score ran past its budget of {self.budget_s:g} s: see reward.budget")
         return found
 
     def call(self, task: Task, outcome: Outcome) -> Any:
@@ -263,8 +263,12 @@ def check_scores(subject: RewardSubject) -> None:
     """
     if getattr(subject.made, "takes_own_reward", False):
         raise CheckSkipped("the agent computes this reward: there is no answer to judge")
-    _ = subject.there  # first where it can end nothing else
-    for (task, answer), score in zip(subject.plain, subject.scores(subject.plain), strict=True):
+    try:
+        _ = subject.there  # first where it can end nothing else
+        scores = subject.scores(subject.plain)
+    except CheckSkipped as late:  # all other checks need these scores
+        raise CheckFailed(str(late).partition(":")[0], "Give up before `budget_s`, the third argument.") from None
+    for (task, answer), score in zip(subject.plain, scores, strict=True):
         if _reason(score).startswith(NO_SCORE):
             raised = _reason(score).startswith(RAISED)  # perhaps because the answer has not the type that it reads
             guess = subject.guess if raised else ""

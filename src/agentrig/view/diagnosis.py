@@ -221,6 +221,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     change = next((f.text for f in by_rule[outcome.changes] if more_right(evidence)), "")
     if not change and better and better_reward(evidence):
         change = next(f.text for f in by_rule[outcome.mean_reward])
+    doubt = next((f.text for f in by_rule[outcome.other_requests]), "") if change else ""
     only = bool(change) and not (solved or more_right(evidence) or evidence.changed[0])
     no_gain = (REWARD_ONLY if only else "") if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
@@ -249,7 +250,10 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         steps=len(data.steps),
         without_line=data.done - len(data.steps),
         gained=better and rise is None,
-        gain=f"{change[0].upper()}{change[1:]}{'' if only or more_right(evidence) else UNPROVEN}." if change else "",
+        gain=f"{change[0].upper()}{change[1:]}{'' if only or more_right(evidence) else UNPROVEN}."
+        f"{f' But {doubt}.' if doubt else ''}"
+        if change
+        else "",
         lost=evidence.changed[1] > evidence.changed[0],
         no_gain=no_gain,
         faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
@@ -268,7 +272,7 @@ def diagnose(run: RunData | Path) -> Diagnosis:
                 f
                 for rule in warned
                 for f in by_rule[rule]
-                if f.level == "warn" and f.text not in go_on and (problems or f.text != no_rule)
+                if f.level == "warn" and f.text not in go_on and f.text != doubt and (problems or f.text != no_rule)
             ),
             *moved,
         ],

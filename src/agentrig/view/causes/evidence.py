@@ -6,6 +6,7 @@ Each file is read once; the run's `Seen` keeps the counts, so that a run that go
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -87,6 +88,7 @@ class StepFacts:
             part of those in another.
         same_replies: Pairs of scored rollouts of a task with the same replies of the model, and an answer.
         unlike_answers: Of these, those with different answers.
+        unlike_scores: Of these, those with different scores.
         unlike_example: The answers of such a pair, and their task.
         late: Scored ones whose answer ran past its time, by the reward's own word.
         late_reward: The sum of their rewards.
@@ -133,6 +135,7 @@ class StepFacts:
     one_reply: int = 0
     same_replies: int = 0
     unlike_answers: int = 0
+    unlike_scores: int = 0
     unlike_example: str = ""
     late: int = 0
     late_reward: float = 0.0
@@ -232,11 +235,11 @@ def facts_of(file: RolloutFile) -> StepFacts:
                 given[name, row["answer"], row["own_reward"]].append(row)
     repeated = [rows for rows in given.values() if len(rows) > 1]
     contradicted = [rows for rows in repeated if len({is_correct(row) for row in rows}) > 1]
-    replied: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    said: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
     for row in scored:
         if row["replies"] and not _judged_only(row):
-            replied[str(row["task_id"]), str(row["replies"])][str(row["answer"])] += 1
-    pairs = [(task, answers, answers.total() * (answers.total() - 1) // 2) for (task, _), answers in replied.items()]
+            said[str(row["task_id"]), str(row["replies"])].append((str(row["answer"]), float(row["value"])))
+    replied = [(task, Counter(answer for answer, _ in some)) for (task, _), some in said.items()]
     late = [row for row in scored if row["status"] == "timeout"]
     values = [float(row["value"]) for row in scored]
     wrong = [row for row in scored if not is_correct(row)]
@@ -279,10 +282,14 @@ def facts_of(file: RolloutFile) -> StepFacts:
         only_answer=only,
         unlike_replies=sum(len({row["replies"] for row in rows}) > 1 for rows in several),
         one_reply=sum(map(_one_reply, answering)),
-        same_replies=sum(n for *_, n in pairs),
-        unlike_answers=sum(n - sum(k * (k - 1) // 2 for k in answers.values()) for _, answers, n in pairs),
+        same_replies=sum(_pairs("" for _ in some) for some in said.values()),
+        unlike_answers=sum(_pairs("" for _ in some) - _pairs(answer for answer, _ in some) for some in said.values()),
+        unlike_scores=sum(
+            _pairs("" for _ in some) - _pairs(a for a, _ in some) - _pairs(v for _, v in some) + _pairs(some)
+            for some in said.values()
+        ),
         unlike_example=next(
-            (f"{a:.100} and {b:.100} to task {task}" for task, (a, b, *_), _ in (p for p in pairs if len(p[1]) > 1)), ""
+            (f"{a:.100} and {b:.100} to task {task}" for task, (a, b, *_) in (p for p in replied if len(p[1]) > 1)), ""
         ),
         late=len(late),
         late_reward=sum(float(row["value"]) for row in late),
@@ -296,6 +303,11 @@ def facts_of(file: RolloutFile) -> StepFacts:
             for rows in contradicted
         ),
     )
+
+
+def _pairs(values: Iterable[Any]) -> int:
+    """Return how many pairs of equal values there are."""
+    return sum(math.comb(k, 2) for k in Counter(values).values())
 
 
 def _slices_of(row: Mapping[str, Any]) -> dict[str, str]:

@@ -134,7 +134,7 @@ AUDITED: Mapping[str, tuple[str, ...]] = {
     "gradient": ("algorithm.use",),
     "weights": ("algorithm.use",),
     "delivery": ("server.use",),
-    "held-out": ("tasks.use",),
+    "held-out": ("reward.use", "tasks.use"),
 }
 """The settings of each link in which the auditor may find a fault that names none."""
 

@@ -161,11 +161,14 @@ def unlike_answers(evidence: Evidence) -> Iterator[Finding]:
     if unlike < SHOWN or 2 * unlike < pairs:
         return
     example = next(facts.unlike_example for facts in evidence.steps if facts.unlike_example)
+    scores = evidence.total("unlike_scores")
+    harm = f"{count(scores)} of these pairs have unlike scores, too, which teaches the model nothing (agent.use)"
+    harm = harm if scores else "A time or a random number in the answer is harmless if the reward ignores it"
     yield Finding(
         "warn",
         f"the answer is not made from the model's replies alone: {count(unlike)} of {count(pairs)} pairs of rollouts "
-        f"of a task with the same replies have unlike answers (for example {example}). Does the agent use the reply? A "
-        "time or a random number in the answer is harmless if the reward ignores it",
+        f"of a task with the same replies have unlike answers (for example {example}). Does the agent use the reply? "
+        f"{harm}",
     )
 
 
