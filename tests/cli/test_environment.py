@@ -62,7 +62,9 @@ def test_too_little_address_space(model: Path, tmp_path: Path) -> None:
     )
     if status == 0:
         return
-    assert status == 1
+    assert status == 1 or (status == 127 and said.endswith("thread-local data: ABORT\n")), (
+        said
+    )  # the loader, at the end
     assert "Traceback" not in said, said
     limit = r"may use 1\.5 GiB of memory \(ulimit -v\)[^\n]*ulimit -v unlimited"
     assert re.search(limit, said), said

@@ -440,7 +440,7 @@ def test_a_gain_of_answers_that_only_the_reward_changed_is_not_called_significan
         paid = [attrs.evolve(r, score=Score.ok(1.0, correct=True)) if step and i < n else r for i, r in enumerate(made)]
         RunDirectory(run).write_rollouts(paid, mode="report", step=step)
     text, found, page = ending(run), diagnose(run), html.unescape(build_report([run]).read_text())
-    assert [f.cause for f in found.problems] == ["reward-contradicts-itself"] * named
+    assert [f.cause for f in found.problems if not f.follows] == ["reward-contradicts-itself"] * named
     same = f"{n} of these {max(n, 30)} have the same answer at both ends; without them, "
     tested = {40: f"({same}no task changed)", 5: f"({same}sign test p < 0.001: significant)"}
     for shown in (text, page):
