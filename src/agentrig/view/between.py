@@ -28,7 +28,7 @@ from agentrig.figures import (
 from agentrig.plan import script_of
 from agentrig.text import amount
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Measured, changed, measured_of, says_more, task_slices
+from agentrig.view.causes.evidence import Measured, Tally, changed, measured_of, says_more, task_slices
 from agentrig.view.causes.outcome import FEW_TASKS
 from agentrig.view.causes.rewards import contradiction
 from agentrig.view.reading import RunData, dig
@@ -231,12 +231,12 @@ def of_each_seed(pool: Sequence[RunData]) -> list[RunData]:
     return list(seeds.values())
 
 
-def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def tallies_of(first: Sequence[Measured], other: Sequence[Measured]) -> list[Tally]:
     """Return of each task that both sides measured how many measurements of how many have it right, on each side."""
     return [_tally(task) for task in both_of(first, other).values()]
 
 
-def _tally(task: tuple[list[Any], list[Any]]) -> tuple[tuple[int, int], tuple[int, int]]:
+def _tally(task: tuple[list[Any], list[Any]]) -> Tally:
     first, other = ((sum(right for _, right, *_ in of), len(of)) for of in task)
     return first, other
 

@@ -210,8 +210,10 @@ def diagnose(run: RunData | Path) -> Diagnosis:
     stopped = "" if solved or more_right(evidence) else outcome.unfinished(evidence)
     better = solved or (gained(evidence) and not stopped)
     rise = None if solved or stopped else reward_rise(evidence)
-    _, validated = figures.validation(data, "reward")
-    flat = rise is not None and len(validated) > 1 and validated[-1] <= validated[0]
+    _, measured = figures.validation(data, "reward")
+    validated = ""
+    if rise is not None and len(measured) > 1 and measured[-1] <= measured[0]:
+        validated = f", and that of validation went from {figure(measured[0])} to {figure(measured[-1])}"
     advice = outcome.next_step if better and rise is None else outcome.more
     ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
     if stopped and not problems:  # the next step has the command: what is left says which steps were lost
@@ -223,6 +225,8 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         change = next(f.text for f in by_rule[outcome.mean_reward])
     doubt = next((f.text for f in by_rule[outcome.other_requests]), "") if change else ""
     only = bool(change) and not (solved or more_right(evidence) or evidence.changed[0])
+    gain = f"{change[:1].upper()}{change[1:]}{'' if only or more_right(evidence) else UNPROVEN}." if change else ""
+    gain += f" But {doubt}." if doubt else ""
     no_gain = (REWARD_ONLY if only else "") if better else stopped or (_no_gain(evidence) if data.steps else "")
     if data.steps and not data.files and not any(number(line.get("rollouts")) for line in data.steps):
         no_gain = NO_ROLLOUT
@@ -250,18 +254,13 @@ def diagnose(run: RunData | Path) -> Diagnosis:
         steps=len(data.steps),
         without_line=data.done - len(data.steps),
         gained=better and rise is None,
-        gain=f"{change[0].upper()}{change[1:]}{'' if only or more_right(evidence) else UNPROVEN}."
-        f"{f' But {doubt}.' if doubt else ''}"
-        if change
-        else "",
+        gain=gain,
         lost=evidence.changed[1] > evidence.changed[0],
         no_gain=no_gain,
         faded=any(f.level == "warn" for f in by_rule.get(groups.zero_variance, ()))
         and not outcome.nothing_left(evidence),
         reward_rise=rise,
-        validated=f", and that of validation went from {figure(validated[0])} to {figure(validated[-1])}"
-        if flat
-        else "",
+        validated=validated,
         no_rule=no_rule,
         problems=problems,
         next_step=go_on,

@@ -282,10 +282,10 @@ def facts_of(file: RolloutFile) -> StepFacts:
         only_answer=only,
         unlike_replies=sum(len({row["replies"] for row in rows}) > 1 for rows in several),
         one_reply=sum(map(_one_reply, answering)),
-        same_replies=sum(_pairs("" for _ in some) for some in said.values()),
-        unlike_answers=sum(_pairs("" for _ in some) - _pairs(answer for answer, _ in some) for some in said.values()),
+        same_replies=sum(math.comb(len(some), 2) for some in said.values()),
+        unlike_answers=sum(math.comb(len(some), 2) - _pairs(answer for answer, _ in some) for some in said.values()),
         unlike_scores=sum(
-            _pairs("" for _ in some) - _pairs(a for a, _ in some) - _pairs(v for _, v in some) + _pairs(some)
+            math.comb(len(some), 2) - _pairs(a for a, _ in some) - _pairs(v for _, v in some) + _pairs(some)
             for some in said.values()
         ),
         unlike_example=next(
@@ -471,9 +471,8 @@ class Evidence:
         """Read only the first and the last measurement, which takes much less time: `steps` is empty."""
         held_out, files = run.of_mode("report"), run.measured()
         if len(held_out) < 2 and run.done and {"before", "after"} <= run.progress.keys():
-            return cls(
-                run=run, steps=(), ends=None, where="", unread=True
-            )  # no verdict on the validation split instead
+            # a file is gone: the validation split gives no verdict instead
+            return cls(run=run, steps=(), ends=None, where="", unread=True)
         if not files:
             return cls(run=run, steps=(), ends=None, where="")
         ends = run.seen.of(files[0], measured_of), run.seen.of(files[-1], measured_of)

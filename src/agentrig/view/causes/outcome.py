@@ -298,13 +298,14 @@ def changes(evidence: Evidence) -> Iterator[Finding]:
         return
     doubt: Literal["fact", "warn"] = "fact" if evidence.run.running else "warn"
     short = 0 < evidence.run.done < FEW and not (evidence.run.running or list(memorised(evidence)))
-    moved = evidence.mean_reward
-    significant = bool(moved and moved.sign) or any(moved_classes(evidence)) or any(reward_parts(evidence))
     short = short and not no_more(evidence)
     scarce = [amount(evidence.run.done, "step")] if short else []
     scarce += [amount(judged, "task")] if judged < FEW_HELD_OUT else []
     are = "is" if scarce == ["1 step"] else "are"
-    few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce and not significant else ""
+    few = f"; {' and '.join(scarce)} {are} few, so this is not surprising" if scarce else ""
+    reward = evidence.mean_reward
+    if few and ((reward and reward.sign) or any(moved_classes(evidence)) or any(reward_parts(evidence))):
+        few = ""
     if without_room(evidence):
         few = "; too few were wrong before for a significant gain"
     split, _, steps = evidence.where.partition(" split, ")
